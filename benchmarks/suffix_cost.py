@@ -2,8 +2,8 @@
 
     python benchmarks/suffix_cost.py [--megabytes 0.001 1 100 1000]
 
-Times are this process's CPU time, which other programs disturb less than wall time. Memory is the
-process's own, without the pages of the mapped file, which the system can reclaim.
+Sizes are those of the index in memory, which --max-size bounds. Times are this process's CPU time,
+which other programs disturb less than wall time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 
 from pyllama_spec.drafters import Committed, DraftRequest, Suffix
 from pyllama_spec.drafters.suffix.store import Store
-from pyllama_spec.drafters.suffix.store_file import HEADER_BYTES
 from pyllama_spec.drafters.suffix.token_index import index_bytes
 
 _PART = 1 << 13
@@ -28,7 +27,7 @@ def filled(path: Path, n_bytes: float, rng: np.random.Generator) -> Store:
     """Creates a store of about n_bytes, of texts that share phrases."""
     phrases = rng.integers(0, _VOCABULARY, (2000, 12)).astype(np.int32)
     store = Store(path, bytes(32), max_bytes=2 << 30)
-    n_tokens = max(int((n_bytes - HEADER_BYTES) / (index_bytes(1 << 20) / (1 << 20))), 32)
+    n_tokens = max(int(n_bytes / (index_bytes(1 << 20) / (1 << 20))), 32)
     while store.index.n < n_tokens:
         n = min(n_tokens - store.index.n, _PART)
         text = phrases[rng.integers(0, len(phrases), n // 12 + 1)].ravel()[:n]
@@ -40,26 +39,26 @@ def measure(path: Path, n_bytes: float) -> None:
     """Measures a store; prints a line."""
     rng = np.random.default_rng(1)
     filled(path, n_bytes, rng).close()
-    own, of_libraries = _memory()
+    own = _memory()
     begin = time.process_time()
     store = Store(path, None)
     opened = time.process_time() - begin
     drafter = Suffix(store=store)
     drafter.begin_request(0, remember=False)
-    text = [int(store.index.tokens[4 + i % 8]) for i in range(8)]
+    text = [int(store.index.tokens[i % 8]) for i in range(8)]
     drafter.commit_one(Committed(0, text, 0))
     begin, n_rounds, n_tokens, n_drafted = time.process_time(), 3000, 0, 0
     for _ in range(n_rounds):
         # A text of phrases that the store knows, each with several continuations.
         draft = drafter.propose_one(DraftRequest(0, text, 15))
         n_drafted += len(draft.ids)
-        at = int(rng.integers(4, max(store.index.n - 8, 5)))
+        at = int(rng.integers(0, max(store.index.n - 8, 1)))
         new = [max(t, 0) for t in (*draft.ids[:3], *store.index.tokens[at : at + 3].tolist())]
         drafter.commit_one(Committed(0, new, len(text)))
         text += new
         n_tokens += len(new)
     spent = time.process_time() - begin
-    now, of_file = _memory()
+    now = _memory()
     begin = time.process_time()
     for _ in range(20):
         store.add(rng.integers(0, _VOCABULARY, 500).tolist())
@@ -69,17 +68,16 @@ def measure(path: Path, n_bytes: float) -> None:
         f"{size / 1e6:9.3f} MB  {store.index.n:9} tokens  open {1e3 * opened:6.2f} ms  "
         f"round {1e6 * spent / n_rounds:5.0f} us  committed token {1e6 * spent / n_tokens:4.0f} us"
         f"  drafted {n_drafted / n_rounds:.1f}  a text of 500 tokens {1e3 * added:5.2f} ms  "
-        f"memory {max(now - own, 0):.1f} MB, of the file {max(of_file - of_libraries, 0):.1f} MB",
+        f"memory {max(now - own, 0):.1f} MB",
         flush=True,
     )
 
 
-def _memory() -> tuple[float, float]:
-    """MB of the process's own memory, and of mapped files."""
+def _memory() -> float:
+    """MB of the process's own memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    own, of_files = (int(facts[name].split()[0]) / 1e3 for name in ("RssAnon", "RssFile"))
-    return own, of_files
+    return int(facts["RssAnon"].split()[0]) / 1e3
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ LOOP = (
 # The package's folders, from the ground up: imports go to a lower layer, or stay in the folder.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "lazy_imports"),
-    ("files", "terminal"),
+    ("files", "options", "terminal"),
     ("gguf",),
     ("engine",),
     ("schema",),

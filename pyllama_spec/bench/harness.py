@@ -17,12 +17,11 @@ from pyllama_spec.bench.sides import Side, open_sides
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.automatic import check_before, wants_head
 from pyllama_spec.drafters.model_drafter import weight_bytes
-from pyllama_spec.drafters.registry import AUTO
-from pyllama_spec.engine import Model, set_rpc_timeout
+from pyllama_spec.drafters.registry import AUTO, check_before, wants_head
+from pyllama_spec.engine import Model
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
-from pyllama_spec.llama.loading import check_target
+from pyllama_spec.llama.loading import check_target, open_model
 
 Progress = Callable[[float], None]
 # Called with all measurements so far, as if the run had been interrupted, and the id of the prompt
@@ -54,15 +53,11 @@ def run(
     """
     span = {"started": machine.now(), "load_average_start": machine.load_average()}
     prompts = [prompt.as_chat(config.chat) for prompt in load_prompts(config.prompts)]
-    if config.rpc_timeout is not None:
-        set_rpc_timeout(config.rpc_timeout)
-    for one in (config.draft, *config.also):
+    drafts = (config.draft, *config.also)
+    for one in drafts:
         check_before(one, config.model_path)
-    with Model(
-        config.model_path, n_gpu_layers=config.n_gpu_layers, devices=config.devices,
-        rpc_servers=config.rpc_servers,
-        load_mtp=any(wants_head(one, config.model_path) for one in (config.draft, *config.also)),
-    ) as model:  # fmt: skip
+    is_head = any(wants_head(one, config.model_path) for one in drafts)
+    with open_model(config, load_mtp=is_head) as model:
         check_target(model)
         template = ChatTemplate.of_model(model)
         # What is longer by its bytes alone needs -c: its tokens take much more memory.

@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 from pyllama_spec.bench.config import BenchConfig
-from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter
-from pyllama_spec.drafters.automatic import make_drafter_for
-from pyllama_spec.drafters.options import draft_place
-from pyllama_spec.drafters.registry import MTP
+from pyllama_spec.drafters import Drafter, NoDrafter
+from pyllama_spec.drafters.registry import MTP, make_drafter_for
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context import NO_TRANSFERS, Transfers
@@ -132,10 +130,7 @@ class Side(Closeable):
 def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, list[Side]]:
     """Opens the plain side, and one side for each draft."""
     # The parameters with which Llama opens it.
-    params = ContextParams(
-        n_ctx=n_ctx, n_batch=512, n_threads=config.n_threads, offload_kqv=config.offload_kqv,
-        flash_attn=config.flash_attn, op_offload=config.op_offload,
-    )  # fmt: skip
+    params = replace(config.context_params(), n_ctx=n_ctx)
     options = RequestOptions(
         max_tokens=config.n_tokens, temperature=config.temperature, seed=config.seed
     )
@@ -159,15 +154,10 @@ def _open_spec(
     """Opens the side of one draft."""
     with contextlib.ExitStack() as stack:
         is_file = not isinstance(draft, Drafter) and (draft == MTP or Path(draft).is_file())
-        lookup, p_min = config.lookup, config.p_min
         if config.also and not is_file:  # they are of the others
-            lookup = p_min = None
-        controller = make_controller(config.controller, p_min)
-        place = draft_place(
-            config.n_gpu_layers, config.draft_gpu_layers, config.devices, config.rpc_servers
-        )
-        adapts = controller.wants_costs
-        how = DraftOptions(config.n_draft, p_min, lookup, is_adaptive=adapts, **place)
+            config = replace(config, lookup=None, p_min=None)
+        controller = make_controller(config.controller, config.p_min)
+        how = config.draft_options(progress=None, is_adaptive=controller.wants_costs)
         drafter = make_drafter_for(model, draft, how)
         own = None if drafter is draft else drafter
         if own is not None:

@@ -11,17 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyllama_spec.cli.options import (
-    add_context_options,
-    add_draft_length_options,
-    add_layer_options,
-    add_threads,
-    given,
-)
+from pyllama_spec.cli.options import PLACES, add_options, given, path_argument
 from pyllama_spec.cli.own_draft import HELP, own_draft
-from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file, why_no_output
+from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.terminal import ProgressBar, fitted
 
 if TYPE_CHECKING:
@@ -37,7 +31,7 @@ def add_bench(commands: _Commands) -> None:
         "bench", help="measure plain and speculative decoding, interleaved, prompt by prompt"
     )
     add = parser.add_argument
-    add("-m", "--model", dest="model_path", type=file_name, required=True, metavar="MODEL",
+    add("-m", "--model", dest="model_path", type=path_argument, required=True, metavar="MODEL",
         help="the target's GGUF")  # fmt: skip
     add("-d", "--draft", required=True, action="append",
         help="none, prompt-lookup, suffix, grammar, mtp, auto, or the GGUF of a draft or of a "
@@ -47,7 +41,7 @@ def add_bench(commands: _Commands) -> None:
         help="maximum number of tokens per prompt")  # fmt: skip
     add("--repeat", dest="repeats", type=int, default=3, metavar="REPEAT",
         help="how often each prompt is measured")  # fmt: skip
-    add_draft_length_options(parser)
+    add_options(parser, OpenOptions, "draft length")
     add("--json", type=Path, metavar="OUT", help="write all figures to OUT, after each prompt")
     add("--plot", type=Path, metavar="OUT.png", help="plot them (needs matplotlib)")
     add("--temp", dest="temperature", type=float, default=0.0, metavar="TEMP",
@@ -55,10 +49,9 @@ def add_bench(commands: _Commands) -> None:
     add("--seed", type=int, default=1, help="seed of sampling")
     add("--chat", action=argparse.BooleanOptionalAction, default=None,
         help="render all prompts by the chat template, or none [as each line says]")  # fmt: skip
-    add_layer_options(parser)
-    add_context_options(parser)
+    add_options(parser, OpenOptions, *PLACES)
     add("-c", "--n-ctx", type=int, help="context length [as long as needed]")
-    add_threads(parser)
+    add_options(parser, OpenOptions, "threads")
     parser.set_defaults(run=run_bench)
 
 

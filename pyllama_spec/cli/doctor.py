@@ -11,15 +11,15 @@ from dataclasses import asdict
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
-from pyllama_spec.cli.options import add_layer_options, add_threads
+from pyllama_spec.cli.options import add_options, given, path_argument
 from pyllama_spec.cli.own_draft import HELP, own_draft
-from pyllama_spec.cli.wording import file_name, whole_number
+from pyllama_spec.cli.wording import whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
-from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.options import draft_place
-from pyllama_spec.drafters.registry import AUTO, MTP
+from pyllama_spec.drafters.registry import AUTO, MTP, make_drafter_for, open_before, wants_head
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.model import in_words
+from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
@@ -35,7 +35,7 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "doctor", help="print versions and devices, and measure the cost of a verify batch"
     )
     add = parser.add_argument
-    add("-m", "--model", dest="model_path", type=file_name, metavar="MODEL",
+    add("-m", "--model", dest="model_path", type=path_argument, metavar="MODEL",
         help="the target; without it, no measurement")  # fmt: skip
     add("-d", "--draft",
         help="as generate's -d: the GGUF of a draft, mtp, auto, suffix and so on, "
@@ -45,13 +45,14 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         f"[{diagnostics.MAX_ROWS}, or what the draft can fill]")  # fmt: skip
     add("--repeat", dest="repeats", type=whole_number(1, 10**6), default=5, metavar="N",
         help="passes over all widths")  # fmt: skip
-    add_layer_options(parser)
+    add_options(parser, OpenOptions, "target", "layers")
     add("--json", action="store_true", help="print one JSON object")
-    add_threads(parser)
+    add_options(parser, OpenOptions, "threads")
     parser.set_defaults(run=_run_doctor)
 
 
 def _run_doctor(args: argparse.Namespace) -> int:
+    args.n_gpu_layers = given(args, ("n_gpu_layers",)).get("n_gpu_layers", 0)
     result = diagnostics.report()
     result["devices"] += _on_servers(args)
     if args.draft is not None and args.model_path is None:

@@ -14,7 +14,9 @@ from pyllama_spec.cli.wording import notes_held
 from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
+from pyllama_spec.options import options_of
 from pyllama_spec.requests.generation import Generation
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.stats import plural, since_in_words, sources_as_dict, sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
@@ -23,9 +25,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
 # The minimum share of decodes: a few may be trials.
 _SHARED = 0.25
-_OF_REQUESTS = (
-    "max_tokens", "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "stop",
-)  # fmt: skip
+_OF_REQUESTS = [one.name for one in options_of(RequestOptions).values() if one.cli]
 DEFAULTS_APART = (
     "These defaults suit a first look at a model. Llama in Python has those of llama-cpp-python: a "
     "shorter context (512), 16 tokens for a text and no limit for a chat, a temperature of 0.8 for "

@@ -13,11 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pyllama_spec.cli.wording import file_name
+from pyllama_spec.cli.options import path_argument
 from pyllama_spec.drafters.suffix import upkeep
 from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
-from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
-from pyllama_spec.drafters.suffix.store_file import capacity_of
+from pyllama_spec.drafters.suffix.store import Store, capacity_of, vocabulary_digest
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, escaped
 from pyllama_spec.terminal import ProgressBar, fitted
@@ -38,7 +37,7 @@ def add_memory(commands: _Commands) -> None:
         actions, "build", "add files and folders, and report what copies of them give", _build
     )
     build.add_argument(
-        "paths", type=file_name, nargs="+", metavar="PATH",
+        "paths", type=path_argument, nargs="+", metavar="PATH",
         help="files or folders; a link in a folder is left out",
     )  # fmt: skip
     _add_model(build, is_required=True)
@@ -50,7 +49,7 @@ def add_memory(commands: _Commands) -> None:
     show.add_argument("--json", action="store_true", help="print one JSON object")
     _add_model(show, is_required=False)
     merge = _action(actions, "merge", "add the texts of other stores", _merge)
-    merge.add_argument("others", type=file_name, nargs="+", metavar="OTHER", help="stores")
+    merge.add_argument("others", type=path_argument, nargs="+", metavar="OTHER", help="stores")
     prune = _action(actions, "prune", "remove old texts and those of little use", _prune)
     _add_size(prune, "to which it is cut, and may grow [as before]")
     prune.add_argument(
@@ -64,21 +63,22 @@ def add_memory(commands: _Commands) -> None:
 
 def _action(actions: _Commands, name: str, help_: str, run: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_)
-    parser.add_argument("store", type=file_name, metavar="STORE", help="the store's file")
+    parser.add_argument("store", type=path_argument, metavar="STORE", help="the store's file")
     parser.set_defaults(run=run)
     return parser
 
 
 def _add_model(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     parser.add_argument(
-        "-m", "--model", dest="model_path", type=file_name, required=is_required, metavar="MODEL",
+        "-m", "--model", dest="model_path", type=path_argument, required=is_required,
+        metavar="MODEL",
         help="a GGUF whose tokenizer the store is for; its weights are not read",
     )  # fmt: skip
 
 
 def _add_size(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
-        "--max-size", type=float, default=None, metavar="MB", help=f"the size {what}"
+        "--max-size", type=float, default=None, metavar="MB", help=f"the size in memory {what}"
     )
 
 

@@ -1,42 +1,104 @@
-"""The options that commands share; each is stored under its name in Python."""
+"""Makes the arguments of commands from the tables of options; each is stored under its name."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyllama_spec.cli.own_draft import HELP, own_draft
-from pyllama_spec.cli.wording import file_name
 from pyllama_spec.drafters.registry import AUTO, MTP, NONE, needs_file
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama import Llama
-from pyllama_spec.llama.open_options import KEYWORDS
-from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
-from pyllama_spec.speculative.controller.choice import NAMES
+from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
+from pyllama_spec.options import Option, Read, file_name, options_of
+from pyllama_spec.requests.options import RequestOptions
 
-_AUTO = {"auto": None, "on": True, "off": False}
-_OF_DRAFT = (
-    "n_draft", "p_min", "lookup", "controller", "acceptance", "draft_gpu_layers", "draft_memory",
-    "draft_n_ctx",
+_Parser: TypeAlias = "argparse.ArgumentParser | argparse._ActionsContainer"
+# The groups of OpenOptions that place a target and a draft, and bound a draft.
+PLACES = ("target", "layers", "context")
+DRAFTING = ("draft length", "draft")
+_OF_DRAFT = tuple(
+    one.name for one in options_of(OpenOptions).values()
+    if (one.group in DRAFTING and one.name != "n_ctx") or one.name == "draft_gpu_layers"
 )  # fmt: skip
 
 
-def names(text: str) -> tuple[str, ...]:
-    """An argument type: names separated by commas."""
-    words = tuple(word.strip() for word in text.split(","))
-    if not all(words):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them")
-    return words
+def argument(read: Read) -> Read:
+    """An argument's type: reads a text, and words what is wrong with it as argparse does."""
+
+    def checked(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+path_argument = argument(file_name)
+
+
+def add_options(
+    parser: _Parser,
+    table: type,
+    *groups: str,
+    helps: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    but: Iterable[str] = (),
+) -> None:
+    """Adds the options of a table's groups to a command.
+
+    Args:
+        parser: the command's parser, or a group of its arguments.
+        table: the table.
+        groups: the groups.
+        helps: other help, by name.
+        defaults: other defaults, by name.
+        but: names to leave out.
+
+    """
+    known = options_of(table).values()
+    for one in (one for group in groups for one in known if one.group == group):
+        if one.cli and one.name not in but:
+            default = one.default if one.cli_default is ... else one.cli_default
+            default = default if defaults is None else defaults.get(one.name, default)
+            _add(parser, one, default, (helps or {}).get(one.name, one.help))
+
+
+def _add(parser: _Parser, one: Option, default: Any, help_: str) -> None:
+    words = one.cli.split()
+    more: dict[str, Any] = {"dest": one.name, "help": help_}
+    if one.kind == "bool" and not one.words:
+        if default is True or (one.is_optional and one.none is None):
+            more["action"] = argparse.BooleanOptionalAction
+            more["default"] = default
+        else:
+            more["action"] = "store_true"
+        parser.add_argument(*words, **more)
+        return
+    if one.choices:
+        more["choices"] = one.choices
+    elif one.words and one.kind == "bool":
+        more["metavar"] = "{" + ",".join(one.words) + "}"
+    else:
+        more["metavar"] = one.metavar
+    if one.is_repeated:
+        more |= {"action": "append", "default": list(default)}
+    else:
+        more["default"] = default
+    simple: dict[str, Any] = {"int": int, "float": float, "str": str}
+    plain = simple.get(one.kind) if one.read is None and one.words is None else None
+    parser.add_argument(*words, type=plain or argument(one.parse), **more)
 
 
 def given(args: argparse.Namespace, known: Collection[str]) -> dict[str, Any]:
     """The options with these names that have a value, as keywords."""
-    keywords = {name: value for name, value in vars(args).items() if name in known}
-    if "flash_attn" in keywords:
-        keywords["flash_attn"] = _AUTO[keywords["flash_attn"]]
-    return {name: value for name, value in keywords.items() if value is not None}
+    if getattr(args, "rpc_servers", None) and args.n_gpu_layers is None:
+        args.n_gpu_layers = -1
+    return {name: value for name, value in vars(args).items()
+            if name in known and value is not None}  # fmt: skip
 
 
 def open_llama(args: argparse.Namespace) -> Llama:
@@ -45,126 +107,29 @@ def open_llama(args: argparse.Namespace) -> Llama:
     return Llama(**{**given(args, KEYWORDS), "model_path": args.model_path, "draft": draft})
 
 
-class _Servers(argparse._StoreAction):
-    """Sets -ngl to -1 by default, since --rpc-servers names servers to use."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        super().__call__(parser, namespace, values, option_string)
-        namespace.n_gpu_layers = namespace.n_gpu_layers or -1
-
-
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Adds -t, and --verbose, which most commands end with."""
-    add = parser.add_argument
-    add("-t", "--threads", dest="n_threads", type=int, metavar="N",
-        help="CPU threads [the physical cores]")  # fmt: skip
-    add("--verbose", action="store_true", help="show the engine's messages")
-
-
-def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that place the layers of a target on devices."""
-    add = parser.add_argument
-    add("-ngl", "--n-gpu-layers", type=int, default=0, metavar="N",
-        help="layers on devices; -1: all [none]")  # fmt: skip
-    add("-dev", "--devices", type=names, metavar="NAME,...",
-        help="devices that take layers, by their names in doctor [all]")  # fmt: skip
-
-
-def add_layer_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that place the layers of a target and its draft on devices."""
-    add_target_options(parser)
-    add = parser.add_argument
-    add("-ngld", "--draft-gpu-layers", type=int, metavar="N",
-        help="layers of the draft on devices [as -ngl; 0 with --rpc-servers]")  # fmt: skip
-    add("--rpc-servers", type=names, action=_Servers, metavar="HOST:PORT,...",
-        help="pyllama-spec rpc-server of other machines, for the target's layers: for all of them "
-        "unless -ngl follows; the draft stays here without -ngld")  # fmt: skip
-    add("--rpc-timeout", type=float, metavar="S",
-        help="timeout of one answer of a server in seconds [300]")  # fmt: skip
-
-
-def add_context_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that place the parts of a context on devices."""
-    add = parser.add_argument
-    add("--offload-kqv", action=argparse.BooleanOptionalAction, default=True,
-        help="keep the KV cache with its layers, or in the host's memory [with them]")  # fmt: skip
-    add("--op-offload", action="store_true",
-        help="compute wide batches of layers in the host's memory on a device too: rows of a "
-        "prompt and of a draft then differ by rounding")  # fmt: skip
-    add("--flash-attn", choices=tuple(_AUTO), default="auto",
-        help="fused attention [off on the CPU, the engine's choice on a device]")  # fmt: skip
-
-
-def add_draft_length_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say how much is drafted."""
-    add = parser.add_argument
-    add("--n-draft", type=int, help="maximum number of tokens in a draft [the drafter's own]")
-    add("--p-min", type=float, metavar="P",
-        help="of a draft in a file: stop below this probability; the controller is off "
-        "[as the controller says]")  # fmt: skip
-    add("--lookup", type=int, metavar="N",
-        help="of a draft in a file: copy where the last N tokens occurred before, without asking "
-        "it; 0: never [5]")  # fmt: skip
-    add("--controller", choices=tuple(NAMES),
-        help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
-        "[profit]")  # fmt: skip
-
-
 def add_model_options(
-    parser: argparse.ArgumentParser, instead: argparse._MutuallyExclusiveGroup | None = None
+    parser: argparse.ArgumentParser,
+    instead: argparse._MutuallyExclusiveGroup | None = None,
+    helps: Mapping[str, str] | None = None,
 ) -> None:
     """Adds the options for the model and how it is opened."""
     (instead or parser).add_argument(
-        "-m", "--model", dest="model_path", type=file_name, metavar="MODEL",
+        "-m", "--model", dest="model_path", type=path_argument, metavar="MODEL",
         required=instead is None, help="the target's GGUF",
     )  # fmt: skip
-    add = parser.add_argument
-    add("-d", "--draft", default=NONE,
+    parser.add_argument("-d", "--draft", default=NONE,
         help="none, prompt-lookup, suffix, grammar, mtp (the head in the model's file), auto, or "
         f"the GGUF of a draft or of a smaller model, {HELP}")  # fmt: skip
-    add_draft_length_options(parser)
-    add("--acceptance", choices=ACCEPTANCE,
-        help="how tokens of a smaller model are accepted at a temperature: exact; noise: both "
-        "models draw by the same noise, which accepts more of a similar model; a seed gives the "
-        "same text with any draft, and another than exact; distribution: the text depends on the "
-        "draft [exact]")  # fmt: skip
-    add("--draft-memory", type=file_name, metavar="FILE",
-        help="a store of texts to copy from, which this text is added to; made if "
-        "missing, see the command memory")  # fmt: skip
-    add("-c", "--n-ctx", type=int, default=4096, help="context length")
-    add("--draft-n-ctx", type=int, metavar="N",
-        help="context length of the draft model [as long as useful]")  # fmt: skip
-    add_layer_options(parser)
-    add_context_options(parser)
-    add("-q", "--quiet", action="store_true", help="print no figures after a text")
-    add_threads(parser)
+    add_options(parser, OpenOptions, *DRAFTING, *PLACES, helps=helps)
+    quiet = (helps or {}).get("quiet", "print no figures after a text")
+    parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
+    add_options(parser, OpenOptions, "threads")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a generation."""
-    add, default = parser.add_argument, RequestOptions()
-    add("-n", "--max-tokens", type=int, default=128,
-        help="maximum new tokens; below 1: up to the context")  # fmt: skip
-    add("--temp", dest="temperature", type=float, default=0.0, metavar="TEMP",
-        help="sampling temperature; 0 is greedy")  # fmt: skip
-    add("--seed", type=int, default=1, help="seed of sampling; -1: a random seed")
-    add("--top-k", type=int, default=default.top_k,
-        help="sample among this many likeliest tokens; 0: among all")  # fmt: skip
-    add("--top-p", type=float, default=default.top_p,
-        help="sample among the likeliest tokens with this share of probability")  # fmt: skip
-    add("--min-p", type=float, default=default.min_p,
-        help="sample only tokens with at least this share of the likeliest one's "
-        "probability")  # fmt: skip
-    add("--repeat-penalty", type=float, default=default.repeat_penalty,
-        help="penalty on generated tokens, which divides their logits; 1: off")  # fmt: skip
-    add("--stop", action="append", default=[], help="a string that ends the text")
-    add("--grammar", type=Path,
+    add_options(parser, RequestOptions, "sampling")
+    parser.add_argument("--grammar", type=Path, metavar="GRAMMAR",
         help="a file with GBNF rules, or with Lark rules that begin with "
         "%%llguidance {}")  # fmt: skip
 

@@ -7,9 +7,10 @@ import signal
 import sys
 from types import FrameType
 
-from pyllama_spec.cli.options import names
+from pyllama_spec.cli.options import argument
 from pyllama_spec.cli.wording import whole_number
 from pyllama_spec.engine.rpc import DEFAULT_CLIENT_TIMEOUT_S, DEFAULT_PORT, RpcServer
+from pyllama_spec.options import words_of
 
 
 class _Terminated(BaseException):
@@ -31,7 +32,7 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="the port; 0: any free one",
     )
     parser.add_argument(
-        "-dev", "--devices", type=names, default=None, metavar="NAME,...",
+        "-dev", "--devices", type=argument(words_of), default=None, metavar="NAME,...",
         help="devices to offer, named as in doctor [the GPUs, or else the CPU]",
     )  # fmt: skip
     parser.add_argument(

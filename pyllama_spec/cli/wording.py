@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pyllama_spec.engine.checks import meant
-from pyllama_spec.errors import TOML_WORDS, Face, Note, escaped
+from pyllama_spec.errors import Face, Note, escaped, shown
 from pyllama_spec.terminal import dim, fitted
 
 
@@ -89,21 +89,16 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
-def file_name(text: str) -> Path:
-    """An argument type: a file name; refuses "", which Path() takes for the current folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("the name is empty")
-    return Path(text)
-
-
 def face_of(args: argparse.Namespace) -> Face:
-    """The words of a command: its options in place of keywords.
-
-    With names_keys among the arguments the names are keys of a file, and stay.
-    """
+    """A command's words for options; with names_keys they are keys of a file, and stay."""
     if getattr(args, "names_keys", False):
-        return Face(words=TOML_WORDS)
-    return Face(getattr(args, "options", {}), pair="{} {}")
+        return Face(is_operator=True)
+    return Face(getattr(args, "options", {}), pair="{} {}", value=_word)
+
+
+def _word(value: object) -> str:
+    """A value as it is typed."""
+    return str(value) if isinstance(value, (str, int, float, Path)) else shown(value)
 
 
 @contextmanager
@@ -111,8 +106,8 @@ def notes_on_stderr(args: argparse.Namespace) -> Iterator[None]:
     """Prints warnings in the block as lines, without file and source line."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        text = face_of(args).text(message.marked) if isinstance(message, Note) else str(message)
-        note = f"[note: {escaped(text)}]"
+        text = message.marked if isinstance(message, Note) else str(message)
+        note = f"[note: {escaped(face_of(args).text(text))}]"
         if _held:
             _held[-1].append(note)
         else:

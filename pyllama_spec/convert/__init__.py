@@ -1,7 +1,6 @@
 """Drafts of Hugging Face layouts -> GGUF. Needs the extra: pip install pyllama_spec[convert]."""
 
-from pyllama_spec.convert.conversion import ConversionReport
-from pyllama_spec.convert.entry import convert_draft, convert_eagle3
+from pyllama_spec.convert.conversion import ConversionReport, convert_draft, convert_eagle3
 from pyllama_spec.convert.layer_ids import Convention
 from pyllama_spec.gguf.writer import KINDS, Kind
 from pyllama_spec.lazy_imports import public_names

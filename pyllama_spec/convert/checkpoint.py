@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.convert.safetensors import read_safetensors
-from pyllama_spec.convert.torch_files import read_torch
+from pyllama_spec.convert.tensor_files import read_safetensors, read_torch
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.files import read_plain
 from pyllama_spec.gguf.tensors import SourceTensor

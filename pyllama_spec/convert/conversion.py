@@ -1,25 +1,24 @@
-"""The steps of a conversion that all kinds of draft share."""
+"""Converts a checkpoint of any kind to one GGUF."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pyllama_spec.convert.checkpoint import Checkpoint, open_checkpoint
-from pyllama_spec.convert.fields import Shapes
-from pyllama_spec.convert.layer_ids import Convention, ResolvedIds
-from pyllama_spec.convert.sizes import named
+from pyllama_spec.convert.checkpoint import open_checkpoint
+from pyllama_spec.convert.dflash import is_dflash, make_dflash
+from pyllama_spec.convert.draft import Source
+from pyllama_spec.convert.eagle3 import make_eagle3
+from pyllama_spec.convert.layer_ids import Convention
+from pyllama_spec.convert.layout import CheckpointTensors
+from pyllama_spec.convert.target import read_target
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import why_no_output
-from pyllama_spec.gguf.target import Target
-from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import KINDS, Kind, Output, import_gguf, write_gguf
 
 PathLike = str | os.PathLike[str]
-Progress = Callable[[float], None]
 # In the file, as pyllama_spec.convert.version: counts changes of what the same input becomes.
 VERSION = 1
 
@@ -57,107 +56,56 @@ class ConversionReport:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """The checked request, without the parts that depend on the kind of draft.
-
-    Attributes:
-        checkpoint: the draft.
-        shapes: the shapes of its tensors, by their names in the files.
-        target: path of the target's GGUF or folder.
-        out: the GGUF to write.
-        kind: the type of the matrices; None keeps the checkpoint's.
-        layer_ids: how the draft's layer ids count, if its files do not tell.
-        progress: called with the written share, 0.0 .. 1.0.
-    """
-
-    checkpoint: Checkpoint
-    shapes: Shapes
-    target: Path
-    out: Path
-    kind: Kind | None
-    layer_ids: Convention | None
-    progress: Progress | None
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A draft that is ready to be written.
-
-    Attributes:
-        arch: general.architecture.
-        name: the name of the kind, for messages.
-        layout: the tool that wrote the checkpoint.
-        keys: the architecture's keys, without its prefix.
-        ids: which rows of the target the draft reads.
-        target: the target that it was made for.
-        tensors: the tensors in the GGUF's order.
-        n_layer: decoder layers.
-        n_draft_vocab: rows of a reduced output; None for the whole vocabulary.
-        block_size: slots of a block; None if the draft has no blocks.
-        tokenizer: the tokenizer.* keys to write beside the target's.
-        notes: remarks for the user.
-    """
-
-    arch: str
-    name: str
-    layout: str
-    keys: Mapping[str, Any]
-    ids: ResolvedIds
-    target: Target
-    tensors: Sequence[PlannedTensor]
-    n_layer: int
-    n_draft_vocab: int | None
-    block_size: int | None = None
-    tokenizer: Mapping[str, Any] | None = None
-    notes: tuple[str, ...] = ()
-
-
-def open_conversion(
+def convert_draft(
     draft_dir: PathLike,
     target: PathLike,
     out_path: PathLike,
-    kind: Kind | None,
-    layer_ids: Convention | None,
-    progress: Progress | None,
-) -> Conversion:
-    """Checks the request and opens the checkpoint."""
+    *,
+    kind: Kind | None = None,
+    layer_ids: Convention | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> ConversionReport:
+    """Converts a draft; config.json and the tensors tell its kind.
+
+    Nothing is guessed: each tensor is used exactly once, each size comes from config.json and is
+    compared with the tensors, and ambiguous input is refused.
+
+    Args:
+        draft_dir: the draft's folder, with config.json and .safetensors or .bin files.
+        target: the target's GGUF, or its folder with config.json and tokenizer.json.
+        out_path: the GGUF to write; it replaces an existing file once it is complete.
+        kind: type of the matrices; None keeps the checkpoint's. Norms and biases are F32.
+        layer_ids: how the draft's layer ids count, if its files do not tell or are wrong.
+        progress: called with the written share, 0.0 .. 1.0.
+
+    Raises:
+        ConversionError: a file is missing or damaged, the engine does not have the draft's kind, or
+            the draft's parts contradict each other or the target.
+        ArgumentError: the kind or convention is unknown, or the output is an input.
+    """
     if kind is not None and kind not in KINDS:
         raise ArgumentError(f"type={kind!r} is not one of {', '.join(KINDS)}")
     if layer_ids not in (None, "input", "output"):
         raise ArgumentError(f"layer_ids={layer_ids!r} is not 'input', 'output' or None")
     import_gguf()
-    out = _check_output(Path(out_path), Path(target), Path(draft_dir))
+    out, target_path = Path(out_path), Path(target)
+    _check_output(out, target_path, Path(draft_dir))
     checkpoint = open_checkpoint(Path(draft_dir))
-    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    return Conversion(checkpoint, shapes, Path(target), out, kind, layer_ids, progress)
-
-
-def _check_output(out: Path, target: Path, draft: Path) -> Path:
-    if (why_not := why_no_output(out)) is not None:
-        raise ArgumentError(why_not)
-    if out.exists() and target.exists() and out.samefile(target):
-        raise ArgumentError(f"{out} is the target itself; give another output")
-    if out.exists() and out.suffix != ".gguf" and out.resolve().parent == draft.resolve():
-        raise ArgumentError(f"{out} is a file of the draft; give another output")
-    return out
-
-
-def write_draft(conversion: Conversion, draft: Draft) -> ConversionReport:
-    """Writes the GGUF."""
-    keys = named(draft.arch, {**draft.keys, "target_layers": draft.ids.target_layers})
+    make = make_dflash if is_dflash(checkpoint.config, checkpoint.tensors) else make_eagle3
+    tensors, facts = CheckpointTensors(checkpoint.tensors), read_target(target_path)
+    draft = make(Source(checkpoint, tensors, facts, target_path, layer_ids))
+    keys = {f"{draft.arch}.{name}": value for name, value in draft.keys.items()}
     keys |= {
+        f"{draft.arch}.target_layers": draft.ids.target_layers,
         "pyllama_spec.convert.version": str(VERSION),
         "pyllama_spec.convert.layout": draft.layout,
         "pyllama_spec.convert.layer_ids": draft.ids.counted,
     }
-    tokenizer = {**draft.target.tokenizer, **(draft.tokenizer or {})}
-    output = Output(
-        draft.arch, conversion.checkpoint.name, keys, tokenizer, draft.tensors, conversion.kind
-    )
-    written = write_gguf(conversion.out, output, conversion.progress)
+    tokenizer = {**facts.tokenizer, **(draft.tokenizer or {})}
+    output = Output(draft.arch, checkpoint.name, keys, tokenizer, draft.tensors, kind)
+    written = write_gguf(out, output, progress)
     return ConversionReport(
-        path=conversion.out,
+        path=out,
         draft=draft.name,
         layout=draft.layout,
         target_layers=draft.ids.target_layers,
@@ -170,3 +118,16 @@ def write_draft(conversion: Conversion, draft: Draft) -> ConversionReport:
         n_bytes=written.n_bytes,
         notes=(*draft.notes, *written.notes),
     )
+
+
+# The name of before DFlash drafts were converted too.
+convert_eagle3 = convert_draft
+
+
+def _check_output(out: Path, target: Path, draft: Path) -> None:
+    if (why_not := why_no_output(out)) is not None:
+        raise ArgumentError(why_not)
+    if out.exists() and target.exists() and out.samefile(target):
+        raise ArgumentError(f"{out} is the target itself; give another output")
+    if out.exists() and out.suffix != ".gguf" and out.resolve().parent == draft.resolve():
+        raise ArgumentError(f"{out} is a file of the draft; give another output")

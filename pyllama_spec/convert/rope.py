@@ -18,13 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pyllama_spec.convert.fields import Fields
+from pyllama_spec.convert.config import Fields
 from pyllama_spec.errors import ConversionError
-from pyllama_spec.gguf.tensors import Floats
+from pyllama_spec.gguf.tensors import Floats, PlannedTensor
 
 # The default of transformers' LlamaConfig and of the EAGLE reference.
 _DEFAULT_THETA = 10000.0
@@ -62,103 +61,84 @@ class Rope:
     tensors: Mapping[str, Floats]
     notes: tuple[str, ...] = ()
 
+    @property
+    def planned(self) -> list[PlannedTensor]:
+        """The tensors to write."""
+        return [PlannedTensor(name, v.shape, values=v) for name, v in self.tensors.items()]
+
 
 def read_rope(
     config: Fields, head_size: int, *, ignored: frozenset[str] = frozenset(), partial: bool = False
 ) -> Rope:
     """Reads RoPE of a flat config from rope_theta, rope_scaling and rope_parameters."""
-    merged = _merge(config, ignored)
-    n_rot = _rotated(config, merged, head_size, partial)
-    theta = _one_value(config, merged, "rope_theta")
-    base = Fields({"rope_theta": theta}, config.where).number("rope_theta", _DEFAULT_THETA)
-    notes = () if theta is not None else (f"no rope_theta in config.json: {base:g}, its default",)
-    kind = _kind(merged)
-    odd = sorted(k for k in merged.values if merged.has(k) and k not in _KNOWN[kind] | _COMMON)
-    if odd:
-        raise ConversionError(
-            f"config.json: {merged.where}{odd[0]} means nothing to RoPE of kind {kind!r}"
-        )
+    scaling = _scaling(config, ignored)
+    beside = scaling.beside(config)
+    n_rot = _rotated(beside, head_size, partial)
+    base = beside.number("rope_theta", _DEFAULT_THETA)
+    notes: tuple[str, ...] = ()
+    if not beside.has("rope_theta"):
+        notes = (f"no rope_theta in config.json: {base:g}, its default",)
+    kind = _kind(scaling)
+    for place in (scaling, *scaling.others):
+        odd = sorted(place.values.keys() - _KNOWN[kind] - _COMMON)
+        if odd:
+            raise place.refuse(odd[0], f"it means nothing to RoPE of kind {kind!r}")
     keys: dict[str, str | int | float] = {
         "rope.dimension_count": n_rot,
         "rope.freq_base": base,
     }
     tensors: dict[str, Floats] = {}
     if kind in ("linear", "yarn"):
-        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": merged.number("factor")}
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": scaling.number("factor")}
     if kind == "yarn":
-        keys |= _yarn(merged)
+        keys |= _yarn(scaling)
     elif kind == "llama3":
-        tensors["rope_freqs.weight"] = _llama3(merged, base, n_rot)
+        tensors["rope_freqs.weight"] = _llama3(scaling, base, n_rot)
     elif kind == "longrope":
-        keys |= _longrope(config, merged)
+        keys |= _longrope(config, scaling)
         for part in ("long", "short"):
-            factors = merged.numbers(f"{part}_factor", n_rot // 2)
+            factors = scaling.numbers(f"{part}_factor", n_rot // 2)
             tensors[f"rope_factors_{part}.weight"] = np.array(factors, np.float32)
     return Rope(keys, tensors, notes)
 
 
-def _rotated(config: Fields, merged: Fields, head_size: int, is_allowed: bool) -> int:
+def _rotated(options: Fields, head_size: int, is_allowed: bool) -> int:
     """The number of rotated dimensions of each head."""
-    partial = _one_value(config, merged, "partial_rotary_factor")
-    if partial in (None, 1, 1.0):
+    key = "partial_rotary_factor"
+    if options.get(key) in (None, 1):
         return head_size
     if not is_allowed:
-        raise ConversionError(
-            f"partial_rotary_factor is {partial!r}: RoPE that turns a part of each head is not "
-            "supported"
-        )
-    key = "partial_rotary_factor"
-    share = Fields({key: partial}, config.where)
-    n_rot = int(head_size * share.number(key))
+        raise options.refuse(key, "RoPE that turns a part of each head is not supported")
+    n_rot = int(head_size * options.number(key))
     if n_rot % 2 or not 0 < n_rot <= head_size:
-        raise share.fail(key, f"a share of {head_size} that is an even number")
+        raise options.fail(key, f"a share of {head_size} that is an even number")
     return n_rot
 
 
-def _merge(config: Fields, ignored: frozenset[str]) -> Fields:
-    """Merges rope_scaling and rope_parameters; newer files have both, with equal values."""
-    merged: dict[str, Any] = {}
-    where = "rope_scaling"
+def _scaling(config: Fields, ignored: frozenset[str]) -> Fields:
+    """The options in rope_scaling and rope_parameters; newer files have both, with equal values."""
+    places: list[Fields] = []
     for name in ("rope_scaling", "rope_parameters"):
-        part = dict(config.inner(name).values)
-        where = name if part else where
-        if any(isinstance(value, dict) for value in part.values()):
-            raise ConversionError(
-                f"config.json: {config.where}{name} gives each kind of layer its own RoPE, which "
-                "is not supported"
+        inner = config.inner(name)
+        values = {k: v for k, v in inner.values.items() if v is not None and k not in ignored}
+        if any(isinstance(value, dict) for value in values.values()):
+            raise config.refuse(
+                name, "it gives each kind of layer its own RoPE, which is not supported"
             )
-        kind = part.pop("type", None)
-        if kind is not None and part.get("rope_type") is None:
-            part["rope_type"] = kind
-        for key, value in part.items():
-            if value is None or key in ignored:
-                continue
-            if key in merged and merged[key] != value:
-                raise ConversionError(
-                    f"config.json: {key} is {merged[key]!r} in rope_scaling and {value!r} in "
-                    "rope_parameters"
-                )
-            merged[key] = value
-    return Fields(merged, f"{config.where}{where}.")
+        kind = values.pop("type", None)
+        if kind is not None:
+            values.setdefault("rope_type", kind)
+        if values:
+            places.append(Fields(values, inner.where))
+    first, *others = places or [Fields({}, "rope_scaling.")]
+    return first.beside(*others)
 
 
-def _one_value(config: Fields, merged: Fields, key: str) -> Any:
-    """The value at the top or in the inner object; raises if they differ."""
-    outer, inner = config.values.get(key), merged.values.get(key)
-    if outer is not None and inner is not None and outer != inner:
-        raise ConversionError(
-            f"config.json: {config.where}{key} is {outer!r} and {merged.where}{key} is {inner!r}"
-        )
-    return inner if outer is None else outer
-
-
-def _kind(merged: Fields) -> str:
-    name = merged.values.get("rope_type")
-    if merged.has("mrope_section"):
-        name = "mrope"
+def _kind(scaling: Fields) -> str:
+    name = "mrope" if scaling.has("mrope_section") else scaling.get("rope_type")
     if name is None:
-        if merged.values.keys() - _COMMON:
-            raise merged.fail("rope_type", "which kind of scaling it is")
+        if any(place.values.keys() - _COMMON for place in (scaling, *scaling.others)):
+            raise scaling.fail("rope_type", "which kind of scaling it is")
         return "none"
     kind = _NAMES.get(str(name), str(name))
     if kind not in _KNOWN:
@@ -167,28 +147,23 @@ def _kind(merged: Fields) -> str:
     return kind
 
 
-def _yarn(merged: Fields) -> dict[str, str | int | float]:
+def _yarn(scaling: Fields) -> dict[str, str | int | float]:
     """The YaRN keys beside type and factor."""
     for key, value in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-        if merged.number(key, value) != value:
-            raise ConversionError(
-                f"config.json: {merged.where}{key} is {merged.values[key]!r}; the engine computes "
-                f"yarn of a draft with {value:g}"
-            )
-    if not merged.flag("truncate", default=True):
-        raise ConversionError(
-            f"config.json: {merged.where}truncate is false; the engine rounds yarn's range"
-        )
+        if scaling.number(key, value) != value:
+            raise scaling.refuse(key, f"the engine computes yarn of a draft with {value:g}")
+    if not scaling.flag("truncate", default=True):
+        raise scaling.refuse("truncate", "the engine rounds yarn's range")
     keys: dict[str, str | int | float] = {
-        "rope.scaling.original_context_length": merged.size(_ORIGINAL)
+        "rope.scaling.original_context_length": scaling.size(_ORIGINAL)
     }
-    factor = merged.number("factor")
+    factor = scaling.number("factor")
     own = _yarn_scale(factor, 1.0)
-    if merged.has("attention_factor"):
-        scale = merged.number("attention_factor")
-    elif merged.has("mscale") and merged.has("mscale_all_dim"):
-        scale = _yarn_scale(factor, merged.number("mscale"))
-        scale /= _yarn_scale(factor, merged.number("mscale_all_dim"))
+    if scaling.has("attention_factor"):
+        scale = scaling.number("attention_factor")
+    elif scaling.has("mscale") and scaling.has("mscale_all_dim"):
+        scale = _yarn_scale(factor, scaling.number("mscale"))
+        scale /= _yarn_scale(factor, scaling.number("mscale_all_dim"))
     else:
         scale = own
     if not math.isclose(scale, own, rel_tol=1e-6):
@@ -201,33 +176,33 @@ def _yarn_scale(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _llama3(merged: Fields, base: float, head_size: int) -> Floats:
+def _llama3(scaling: Fields, base: float, head_size: int) -> Floats:
     """The divisors of Llama 3.1 for each frequency, `[head_size / 2]`.
 
     Long waves are stretched by `factor`, short ones stay, and between them the frequencies are
     mixed: f' = (1 - s) f / factor + s f, s = (original / wavelength - low) / (high - low).
     """
-    factor = merged.number("factor")
-    low, high = merged.number("low_freq_factor"), merged.number("high_freq_factor")
-    original = merged.size(_ORIGINAL)
+    factor = scaling.number("factor")
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    original = scaling.size(_ORIGINAL)
     if high <= low:
-        raise merged.fail("high_freq_factor", f"above low_freq_factor, {low:g}")
+        raise scaling.fail("high_freq_factor", f"above low_freq_factor, {low:g}")
     wavelengths = 2 * np.pi * base ** (np.arange(0, head_size, 2) / head_size)
     s = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     result: Floats = (1.0 / ((1.0 - s) / factor + s)).astype(np.float32)
     return result
 
 
-def _longrope(config: Fields, merged: Fields) -> dict[str, str | int | float]:
+def _longrope(config: Fields, scaling: Fields) -> dict[str, str | int | float]:
     """The longrope keys; the scale of cos and sin is sqrt(1 + ln(factor) / ln(original))."""
-    place = config if config.has(_ORIGINAL) else merged
+    place = config if config.has(_ORIGINAL) else scaling
     original = place.size(_ORIGINAL)
     if original == 1:
         raise place.fail(_ORIGINAL, "above 1")
     stretched = config.size("max_position_embeddings") / original
-    factor = merged.number("factor", stretched)
+    factor = scaling.number("factor", stretched)
     scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    scale = merged.number("attention_factor", scale)
+    scale = scaling.number("attention_factor", scale)
     return {
         "rope.scaling.type": "longrope",
         "rope.scaling.original_context_length": original,

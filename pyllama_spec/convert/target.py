@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.convert.checkpoint import Json, read_json
-from pyllama_spec.convert.fields import Fields
+from pyllama_spec.convert.config import Fields
 from pyllama_spec.errors import ConversionError, ModelLoadError
 from pyllama_spec.gguf.reader import ARRAY, STRING, GgufKey, read_keys
 from pyllama_spec.gguf.target import Target, is_fact, target_of

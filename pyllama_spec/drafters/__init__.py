@@ -23,10 +23,8 @@ from pyllama_spec.drafters.registry import make_drafter, needs_file, open_draft,
 from pyllama_spec.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from pyllama_spec.drafters.dflash import DFlash
-    from pyllama_spec.drafters.eagle3 import Eagle3
+    from pyllama_spec.drafters.heads import DFlash, Eagle3, Mtp
     from pyllama_spec.drafters.lookup_first import DrafterWrapper, LookupFirst
-    from pyllama_spec.drafters.mtp import Mtp
     from pyllama_spec.drafters.small_model import SmallModel
     from pyllama_spec.drafters.suffix import Suffix
 else:
@@ -34,11 +32,11 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "DFlash": "pyllama_spec.drafters.dflash",
+            "DFlash": "pyllama_spec.drafters.heads",
             "DrafterWrapper": "pyllama_spec.drafters.lookup_first",
-            "Eagle3": "pyllama_spec.drafters.eagle3",
+            "Eagle3": "pyllama_spec.drafters.heads",
             "LookupFirst": "pyllama_spec.drafters.lookup_first",
-            "Mtp": "pyllama_spec.drafters.mtp",
+            "Mtp": "pyllama_spec.drafters.heads",
             "SmallModel": "pyllama_spec.drafters.small_model",
             "Suffix": "pyllama_spec.drafters.suffix",
         },

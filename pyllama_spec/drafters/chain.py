@@ -1,88 +1,91 @@
-"""Drafts with a head that reads pairs of a token and a row, one token per step.
-
-Pairs with a row of the target stay in the head's memory. Those with a row of its own are guesses:
-they are forgotten before the next draft, the accepted ones too, since the target's row is better.
-So a rejected token costs nothing, and the call that feeds the accepted pairs is the first step of
-the next draft: n drafted tokens are n calls, however many sequences draft together.
-"""
+"""A draft in progress, and the interface of the memories that compute its tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
-from pyllama_spec.drafters.model_drafter import (
-    Choice,
-    DraftMemory,
-    ModelDrafter,
-    choose,
-    head_share,
-    passed,
-)
-from pyllama_spec.drafters.output_part import Step
-from pyllama_spec.drafters.row_memory import RowMemory, Rows
+from pyllama_spec.drafters.base import Committed, DraftRequest, TokenPrior
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.errors import EngineError
+
+Rows = npt.NDArray[np.float32]
 
 
-class ChainMemory(RowMemory):
-    """The pairs of all sequences, in a head's context."""
+@dataclass(slots=True)
+class Choice:
+    """The draft model's candidates for one position.
 
-    def ask(self, seqs: Iterable[int]) -> dict[int, Choice]:
-        """Feeds the waiting pairs; returns the guess after the last pair of each sequence."""
-        wanted = sorted(seqs)
-        self.note_asked(len(wanted))
-        for seq in wanted:
-            s = self.of(seq)
-            if s.n_fed == self.n_ready(s):  # asked again: the last pair is fed again
-                s.n_fed -= 1
-        choices: dict[int, Choice] = {}
+    Attributes:
+        ids: the likeliest tokens, as ids of the target, likeliest first.
+        p: their probabilities in the model's own distribution.
+        row: float32, the row that the model is fed beside the token, if it reads one.
+        drawn_from: if the token was drawn at random, its distribution. `p` is then the probability
+            of the likeliest token, which does not depend on the drawn one.
+        confidence: what a head of the draft's own says of the token, in place of its probability.
+    """
 
-        def read(seq: int, end: int, has_more: bool) -> None:
-            ids, p, row = self.context.draft_candidates(end)
-            # The row is a view that the next decode overwrites.
-            choices[seq] = Choice(ids, p, row.copy() if has_more else row)
+    ids: Sequence[int]
+    p: Sequence[float]
+    row: Rows
+    drawn_from: Distribution | None = None
+    confidence: float | None = None
 
-        self.feed(wanted, read)
-        return choices
-
-
-class Asked(DraftMemory, Protocol):
-    """A memory that predicts the next token of a text."""
-
-    def ask(self, seqs: Iterable[int]) -> Mapping[int, Choice]:
-        """Feeds the waiting tokens; returns the guess after the text of each sequence."""
-
-    def n_fed(self, seq: int) -> int:
-        """The position of the first guess of a sequence."""
-
-    def decode(self, batch: Batch) -> None:
-        """Runs a decode of the draft."""
+    @property
+    def candidates(self) -> list[tuple[int, float]]:
+        """The tokens with their probabilities."""
+        return list(zip(self.ids, self.p, strict=True))
 
 
-_Pairs = TypeVar("_Pairs", bound=Asked)
+def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> tuple[int, float]:
+    """The token to draft and its probability.
+
+    With a prior it is the likeliest of a linear mixture, of which the model's distribution is known
+    at its likeliest tokens: another one is hardly ever chosen.
+    """
+    token, p = choice.ids[0], choice.p[0]
+    sure = choice.confidence
+    if math.isnan(p) or (sure is not None and math.isnan(sure)):
+        raise EngineError("the draft computed NaN: the target's rows or its own weights are NaN")
+    # A token that was drawn stays what it is: others have no say in it.
+    votes = () if prior is None or choice.drawn_from is not None else prior(drafted)
+    if votes:
+        scores = dict(zip(choice.ids, choice.p, strict=True))
+        for vote in votes:
+            scores[vote.token] = scores.get(vote.token, 0.0) + vote.weight * vote.p
+        # Among equals the model's own choice.
+        token = max(scores, key=lambda id_: (scores[id_], id_ == choice.ids[0]))
+        p = scores[token] / (1.0 + sum(vote.weight for vote in votes))
+    return token, p if sure is None else sure
 
 
 @dataclass(slots=True)
 class Chain:
-    """A draft in progress: the drafted tokens, and the head's next choice or None."""
+    """A draft in progress.
+
+    Attributes:
+        request: what was asked for.
+        choice: the candidates for the next token; None if there are none.
+        ids, p, candidates: the drafted tokens, and what Draft has beside each.
+        drawn_from: beside each drafted token its distribution, if it was drawn.
+        rows: beside each drafted token the row that it is fed with, for heads that read them again.
+    """
 
     request: DraftRequest
-    position: int
-    choice: Choice | None
+    choice: Choice | None = None
     ids: list[int] = field(default_factory=list)
     p: list[float] = field(default_factory=list)
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
     drawn_from: list[Distribution] = field(default_factory=list)
-    """Beside each drafted token what it was drawn from, if it was drawn."""
     rows: list[Rows] = field(default_factory=list)
-    """Beside each drafted token the row that it is fed with, for heads that read them again."""
 
     @property
     def seq(self) -> int:
@@ -90,101 +93,126 @@ class Chain:
         return self.request.seq
 
 
-class ChainDrafter(ModelDrafter[_Pairs]):
-    """Drafts with a head in a chain: each drafted token costs a call."""
+class DraftMemory(ABC):
+    """What a draft's context was fed, by sequence, and how it is asked for tokens.
 
-    is_stepwise = True
+    Attributes:
+        context: the draft's context.
+        n_calls: the number of decodes, for callers that count the cost.
+    """
 
-    def __init__(self, *how: Any, max_draft: int, **more: Any) -> None:
-        self.max_draft = count(max_draft, "max_draft", 1)
-        super().__init__(*how, **more)
-        self._step = Batch(1)
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.n_calls = 0
 
-    def open_head(
-        self, target: Context, *, is_own: bool = False, n_lanes: int = 1
-    ) -> tuple[Context, int]:
-        """Opens the head's context, with room for the target's tokens and for guesses."""
-        params = target.params
-        n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
-        n_seqs = params.n_seq_max * n_lanes
-        n_batch = max(min(params.n_batch, params.n_ubatch), n_seqs)
-        # The guesses of a sequence stay until its next draft.
-        context = self.open_context(
-            target, n_window, self.max_draft, n_batch, n_seqs, n_lanes=n_lanes, is_head=is_own
-        )
-        n_hidden = self._n_features if is_own else self.model.info.n_embd
-        self._step = Batch(params.n_seq_max, n_row=n_hidden, n_model_row=context.n_row)
-        self._step.hidden_rows = True
-        self._step.logits = False
-        self.choose_among_part(context, target, self._try_step(context))
-        n_choices = self._draft_ids.n_slots if self._draft_ids else None
-        self.step_share = head_share(self.model, target.model, n_choices)
-        return context, n_window
+    def decode(self, batch: Batch) -> None:
+        """Runs a decode of the draft."""
+        self.n_calls += 1
+        self.context.decode(batch)
 
-    def _try_step(self, context: Context) -> Step:
-        step, row = self._step, np.zeros(self._step.n_row, np.float32)
+    @abstractmethod
+    def tokens(self, seq: int) -> list[int]:
+        """The tokens of a sequence."""
 
-        def decode(i: int) -> None:
-            step.clear()
-            step.add(0, i, output=True, row=row)
-            context.decode(step)
+    # ---- drafting
 
-        return decode
+    @abstractmethod
+    def ask(self, chains: Sequence[Chain], n: int) -> None:
+        """Feeds what was committed; sets the first choice of each chain, of at most n tokens."""
 
-    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Feeds the pairs committed since the last draft, then drafts.
+    @abstractmethod
+    def step(self, chains: Sequence[Chain]) -> None:
+        """Feeds each chain's newest token; sets its next choice."""
 
-        One call of the head feeds all sequences, and one more drafts each further token of all.
-        """
-        pairs = self.memory_or_fail()
-        errors: dict[int, Exception] = {}
-        asked = passed(requests, self.can_draft, errors)
-        choices = pairs.ask(r.seq for r in asked) if asked else {}
-        chains = [Chain(r, pairs.n_fed(r.seq), choices[r.seq]) for r in asked]
-        self.go_on(passed(chains, self.extend, errors), errors)
-        drafts = {
-            c.seq: Draft(c.ids, c.p, c.candidates, distributions=c.drawn_from or None)
-            for c in chains
-            if c.seq not in errors
-        }
-        if errors:
-            raise SequenceErrors(errors, drafts)
-        return [drafts.get(request.seq, NO_DRAFT) for request in requests]
+    def choice(self, chain: Chain) -> Choice | None:
+        """The candidates for a chain's next token, after ask() or step()."""
+        return chain.choice
 
-    def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
-        """Drafts the next tokens of the continuing chains; notes errors by sequence."""
-        while going:
-            self.step_all(going)
-            going = passed(going, self.extend, errors)
+    def try_step(self, i: int) -> None:
+        """Computes a token at position i of an empty context, for timing."""
+        raise NotImplementedError
 
-    def extend(self, chain: Chain) -> bool:
-        """Appends the chosen token to the draft; returns whether to draft another one."""
-        choice = chain.choice
-        if choice is None or not choice.ids:
-            return False
-        token, p = choose(choice, chain.request.prior, chain.ids)
-        if p < self.p_min:
-            return False
-        chain.ids.append(token)
-        chain.p.append(p)
-        chain.candidates.append(choice.candidates)
-        if choice.drawn_from is not None:
-            chain.drawn_from.append(choice.drawn_from)
-        stop = chain.request.stop
-        if stop is not None and stop(p):
-            return False
-        return len(chain.ids) < min(chain.request.n_requested, self.max_draft)
+    # ---- the text: see the methods of Drafter
 
-    def step_all(self, chains: Sequence[Chain]) -> None:
-        """Feeds each chain its newest token with the head's own row for it."""
-        pairs, step = self.memory_or_fail(), self._step
-        step.clear()
-        for chain in chains:
-            assert chain.choice is not None  # it was extended
-            step.add(
-                chain.ids[-1], chain.position + len(chain.ids) - 1, chain.request.seq,
-                output=True, row=chain.choice.row,
-            )  # fmt: skip
-        pairs.decode(step)
-        for i, chain in enumerate(chains):
-            chain.choice = Choice(*pairs.context.draft_candidates(i))
+    @abstractmethod
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Records tokens, and the target's rows for drafts that read them."""
+
+    @abstractmethod
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Keeps the part of the first n_keep tokens."""
+
+    @abstractmethod
+    def copy(self, seq: int, to: int) -> None:
+        """Starts `to` as a copy of `seq`."""
+
+    def n_unread(self, seq: int) -> int:
+        """How many tokens of a sequence the next draft has to read first."""
+        return 0
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """How many of the first n_keep tokens the target may keep."""
+        return n_keep
+
+    @abstractmethod
+    def save(self, seq: int, draft: str) -> bytes:
+        """The state of a sequence; `draft` is the fingerprint of the draft's file."""
+
+    @abstractmethod
+    def restore(self, seq: int, data: bytes, draft: str) -> int:
+        """Restores a state of save() of the same draft; returns the number of tokens."""
+
+
+class _HasSeq(Protocol):
+    @property
+    def seq(self) -> int: ...
+
+
+_Item = TypeVar("_Item", bound=_HasSeq)
+
+
+def passed(
+    items: Iterable[_Item], can_go_on: Callable[[_Item], bool], errors: dict[int, Exception]
+) -> list[_Item]:
+    """The sequences that can continue; records an exception for its sequence alone."""
+    out: list[_Item] = []
+    for item in items:
+        try:
+            if can_go_on(item):
+                out.append(item)
+        except Exception as error:  # noqa: BLE001, PERF203 - such as NaN, or a prior that fails
+            errors[item.seq] = error
+    return out
+
+
+# The number of a sequence, how many of its tokens are in a batch, and the row of the last one if
+# none is left.
+Part = tuple[int, int, int | None]
+
+
+def fill(
+    batch: Batch,
+    left: list[int],
+    n_waiting: Callable[[int], int],
+    put: Callable[[int, int, bool], None],
+) -> list[Part]:
+    """Fills a batch with what sequences wait for, in order; removes from `left` who is done.
+
+    Args:
+        batch: is emptied first.
+        left: numbers of the sequences.
+        n_waiting: says of a sequence how many of its tokens wait.
+        put: adds the next n tokens of a sequence to the batch, and says whether they are its last.
+    """
+    batch.clear()
+    parts: list[Part] = []
+    while left and batch.n_tokens < batch.n_max:
+        seq = left[0]
+        n_left = n_waiting(seq)
+        n = min(n_left, batch.n_max - batch.n_tokens)
+        is_end = n == n_left
+        put(seq, n, is_end)
+        if is_end:
+            left.pop(0)
+        parts.append((seq, n, batch.n_tokens - 1 if is_end else None))
+    return parts

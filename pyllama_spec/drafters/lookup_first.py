@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,40 +26,29 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
     TokenPrior,
     Vote,
+    overrides,
 )
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine import Context, Model
-from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.checks import count, instance
 
 if TYPE_CHECKING:
     from pyllama_spec.drafters.suffix import Suffix
-
-
-from typing import TypeVar
-
-from pyllama_spec.drafters.base import (
-    overrides,
-)
-from pyllama_spec.engine.checks import instance
 
 _T = TypeVar("_T")
 
 
 class _OfTheInner:
-    """An attribute of the wrapped drafter, until the wrapper sets its own."""
+    """An attribute or method of the wrapped drafter, until the wrapper has its own."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, wrapper: DrafterWrapper | None, owner: type) -> Any:
         # There is no __set__(): an attribute that the wrapper sets itself comes first.
         return getattr(Drafter if wrapper is None else wrapper.drafter, self._name)
-
-
-def _of_the_inner() -> Any:
-    return _OfTheInner()
 
 
 class DrafterWrapper(Drafter):
@@ -85,16 +74,6 @@ class DrafterWrapper(Drafter):
     Raises:
         ArgumentError: it is not a Drafter.
     """
-
-    name: str = _of_the_inner()
-    target_layers: tuple[int, ...] = _of_the_inner()
-    max_draft: int = _of_the_inner()
-    is_stepwise: bool = _of_the_inner()
-    step_share: float = _of_the_inner()
-    has_lookup: bool = _of_the_inner()
-    is_lookup: bool = _of_the_inner()
-    wants_head: bool = _of_the_inner()
-    draws_tokens: bool = _of_the_inner()
 
     def __init__(self, drafter: Drafter) -> None:
         instance(drafter, Drafter, "drafter", "open_draft(path) gives that of a file")
@@ -134,68 +113,14 @@ class DrafterWrapper(Drafter):
         else:
             self.drafter.commit(done)
 
-    def truncate(self, seq: int, n_keep: int) -> None:
-        """See Drafter."""
-        self.drafter.truncate(seq, n_keep)
 
-    def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
-        """See Drafter."""
-        self.drafter.begin_request(seq, remember=remember, user=user)
-
-    def end_request(self, seq: int) -> None:
-        """See Drafter."""
-        self.drafter.end_request(seq)
-
-    def copy(self, seq: int, to: int) -> None:
-        """See Drafter."""
-        self.drafter.copy(seq, to)
-
-    @property
-    def can_copy(self) -> bool:
-        """Whether the wrapped drafter can copy."""
-        return self.drafter.can_copy
-
-    def check(self, target: Model) -> None:
-        """See Drafter."""
-        self.drafter.check(target)
-
-    def attach(self, target: Context) -> None:
-        """See Drafter."""
-        self.drafter.attach(target)
-
-    @property
-    def attached_to(self) -> Context | None:
-        """See Drafter."""
-        return self.drafter.attached_to
-
-    def n_unread(self, seq: int) -> int:
-        """See Drafter."""
-        return self.drafter.n_unread(seq)
-
-    def resume_at(self, seq: int, n_keep: int) -> int:
-        """See Drafter."""
-        return self.drafter.resume_at(seq, n_keep)
-
-    def save(self, seq: int) -> bytes | None:
-        """See Drafter."""
-        return self.drafter.save(seq)
-
-    def restore(self, seq: int, data: bytes) -> int:
-        """See Drafter."""
-        return self.drafter.restore(seq, data)
-
-    def describe(self) -> dict[str, Any]:
-        """See Drafter."""
-        return self.drafter.describe()
-
-    @property
-    def is_closed(self) -> bool:
-        """See Drafter."""
-        return self.drafter.is_closed
-
-    def close(self) -> None:
-        """Closes the wrapped drafter."""
-        self.drafter.close()
+for _name in (
+    "name", "target_layers", "max_draft", "is_stepwise", "step_share", "has_lookup", "is_lookup",
+    "wants_head", "draws_tokens", "truncate", "begin_request", "end_request", "copy", "can_copy",
+    "check", "attach", "attached_to", "n_unread", "resume_at", "save", "restore", "describe",
+    "is_closed", "close",
+):  # fmt: skip
+    setattr(DrafterWrapper, _name, _OfTheInner(_name))
 
 
 def _alone(seq: int, call: Callable[[], _T]) -> _T:

@@ -1,34 +1,38 @@
-"""A drafter with a model of its own, which runs beside the target on its threads."""
+"""A drafter with a model of its own, which runs beside the target on its threads.
+
+It drafts one token after another: a memory (chain.py) computes the candidates for each, and here
+one of them is chosen. n drafted tokens are n calls of the model, however many sequences draft
+together, or one call for a draft that computes a block at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest, TokenPrior
+from pyllama_spec.drafters.base import (
+    NO_DRAFT,
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    SequenceErrors,
+)
+from pyllama_spec.drafters.chain import Chain, DraftMemory, choose, passed
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM, LookupFirst
 from pyllama_spec.drafters.ngram_table import NgramTable
-from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.drafters.output_part import DraftIds, Step, reduced_output
+from pyllama_spec.drafters.options import DraftOptions, FileOptions
+from pyllama_spec.drafters.output_part import DraftIds
 from pyllama_spec.drafters.saved_state import fingerprint
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.engine.model import Model, Progress
-from pyllama_spec.engine.model_info import NgramArrays
+from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import (
     ArgumentError,
-    EngineError,
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
@@ -42,93 +46,55 @@ from pyllama_spec.gguf.sizes import (
     tensor_bytes,
 )
 
-
-class _HasTokens(Protocol):
-    tokens: list[int]
-
-
-class DraftMemory(Protocol):
-    """The tokens and rows that a draft's context was fed, by sequence."""
-
-    context: Context
-    n_calls: int
-
-    def of(self, seq: int) -> _HasTokens:
-        """The memory of a sequence."""
-
-    def commit(self, done: Sequence[Committed]) -> None:
-        """Records tokens."""
-
-    def n_unread(self, seq: int) -> int:
-        """See Drafter.n_unread."""
-
-    def resume_at(self, seq: int, n_keep: int) -> int:
-        """See Drafter.resume_at."""
-
-    def truncate(self, seq: int, n_keep: int) -> None:
-        """See Drafter.truncate."""
-
-    def copy(self, seq: int, to: int) -> None:
-        """See Drafter.copy."""
-
-    def save(self, seq: int, fingerprint: str) -> bytes:
-        """The state of a sequence, for restore() with an equal fingerprint."""
-
-    def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Restores a state of save(); returns the number of tokens."""
-
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _Memory = TypeVar("_Memory", bound=DraftMemory)
 
 
-class _HasSeq(Protocol):
-    @property
-    def seq(self) -> int: ...
-
-
-_Item = TypeVar("_Item", bound=_HasSeq)
-
-
 class ModelDrafter(Drafter, Generic[_Memory]):
-    """The common part of drafters with a model: the model, its context, and the fed tokens.
+    """Drafts with a model: the model, its context, and what the context was fed.
+
+    Args:
+        model: the model, or the path of its GGUF.
+        max_draft: the maximum number of tokens of a draft; None for the kind's own number.
+        options: see FileOptions.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: the file is of another kind, or a number is out of range.
 
     Attributes:
-        can_be_target: whether the draft may lie in the target's own file.
+        title: what a file of the kind is called in messages.
+        lengths: the kind's own numbers of tokens: with a fixed length, and with a controller.
     """
 
-    can_be_target = False
+    is_stepwise = True
+    title: str
+    lengths: tuple[int, int]
 
     def __init__(
         self,
         model: Model | str | os.PathLike[str] | None,
-        name: str,
-        kind: str,
-        *,
-        n_ctx: int | None = None,
-        p_min: float = 0.0,
-        n_output: int | None = None,
-        n_gpu_layers: int = 0,
-        devices: Sequence[str] | None = None,
-        rpc_servers: Sequence[str] | None = None,
-        progress: Progress | None = None,
+        max_draft: int | None = None,
+        **options: Unpack[FileOptions],
     ) -> None:
-        self.name = name
-        self.p_min = real(p_min, "p_min", 0.0)
+        n_ctx, n_output = options.pop("n_ctx", None), options.pop("n_output", None)
+        self.max_draft = self.lengths[0] if max_draft is None else count(max_draft, "max_draft", 1)
+        self.p_min = real(options.pop("p_min", 0.0), "p_min", 0.0)
         self._n_ctx = None if n_ctx is None else count(n_ctx, "n_ctx", 1)
         self._n_output = None if n_output is None else count(n_output, "n_output", 0)
         self._draft_ids: DraftIds | None = None
-        self._told_choice = ""
-        if model is not None or not self.can_be_target:
-            instance(model, (Model, str, os.PathLike), "model", "give a Model or a path")
+        self._choice_note = ""
         self._owns_model = not isinstance(model, (Model, type(None)))
-        self._model = model if isinstance(model, Model) else None
-        if self._owns_model:
-            self._model = self.load(
-                model, n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
-                progress=progress,
-            )  # fmt: skip
+        self._model: Model | None = (
+            model if isinstance(model, (Model, type(None))) else self.load(model, **options)
+        )
         if self._model is not None:
-            self._check_kind(self._model, kind)
+            why = self.why_not(self._model)
+            if why:
+                self.close()
+                raise ArgumentError(f"{self._model.path.name} {why}")
         self.target_layers = self.layers_read()
         self._target: Context | None = None
         self._memory: _Memory | None = None
@@ -136,20 +102,18 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._n_features = 0
         self._fingerprint = ""  # what tells its saved states from those of another draft
 
+    @classmethod
+    def open(cls, path: Any, options: DraftOptions) -> Drafter:
+        """Opens a draft, with lookups and n-grams beside it unless options.lookup is 0."""
+        return add_lookup(cls(path, options.length(*cls.lengths), **options.of_file()), options)
+
     def load(self, path: Any, **how: Any) -> Model:
         """Loads the model of a draft that is given as a path."""
         return Model(path, **how)
 
-    def _check_kind(self, model: Model, kind: str) -> None:
-        why = self.why_not(model, kind)
-        if why:
-            self.close()
-            raise ArgumentError(f"{model.path.name} {why}")
-
-    def why_not(self, model: Model, kind: str) -> str:
+    @abstractmethod
+    def why_not(self, model: Model) -> str:
         """The reason why this drafter cannot use a model; "" if it can."""
-        arch = model.info.arch
-        return "" if arch == self.name else f"is of kind {arch!r}, not {kind}"
 
     def layers_read(self) -> tuple[int, ...]:
         """The target layers whose inputs the draft reads."""
@@ -162,9 +126,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             raise ArgumentError(f"the drafter {self.name!r} is not attached to a target yet")
         return self._model
 
-    def ngram_arrays(self) -> NgramArrays | None:
-        """The n-gram table's arrays in the draft's file; see Model.ngram_arrays()."""
-        return None if self._model is None else self._model.ngram_arrays()
+    def ngram_table(self) -> NgramTable | None:
+        """The n-gram table in the draft's file; None if it has none."""
+        arrays = None if self._model is None else self._model.ngram_arrays()
+        try:
+            return None if arrays is None else NgramTable(*arrays, self.model.info.n_vocab)
+        except ArgumentError as error:
+            raise ModelLoadError(f"{self.model.path}: {error}") from None
 
     def check(self, target: Model) -> None:
         """Raises with the first difference if the draft was made for another target."""
@@ -213,7 +181,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     @abstractmethod
     def open_memory(self, target: Context) -> _Memory:
-        """Opens the draft's context, with open_context(), and the object that tracks it."""
+        """Opens the draft's context, with open_context(), and the memory that computes in it."""
 
     def open_context(
         self, target: Context, n_window: int, n_guesses: int, n_batch: int, n_outputs: int,
@@ -238,64 +206,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             smaller = ["draft_n_ctx", "n_ctx"] + ["n_parallel"] * (n > 1)
             raise error.of(what, smaller) from None
 
-    def choose_among_part(self, context: Context, target: Context, step: Step) -> None:
-        """Limits the draft's choice to a part of the vocabulary, if asked for or cheaper."""
-        with closed_on_failure(context):
-            self._draft_ids = reduced_output(context, self._n_output, target.model, step)
-
-    @property
-    def n_choices(self) -> int:
-        """The number of ids that the draft chooses among.
-
-        All of the model's where it has a smaller vocabulary of its own (d2t) and uses no part.
-        """
-        ids = self._draft_ids
-        return ids.n_slots if ids and ids.in_use else self.model.info.n_vocab
-
-    def _see(self, ids: Iterable[int]) -> None:
-        if self._draft_ids is None:
-            return
-        try:
-            self._draft_ids.see(ids)
-        except OSError as error:
-            self._choose_among_all(str(error))
-
-    def _count(self, done: Sequence[Committed]) -> None:
-        """Switches to all ids where too many of a text have no slot, and back, unless n_output."""
-        ids = self._draft_ids
-        if ids is None or self._n_output is not None:
-            return
-        for one in done:
-            ids.count(one.tokens[len(one.tokens) - one.n_chosen :])
-        if ids.is_too_small:
-            ids.leave()
-            self._tell_choice(
-                f"among all ids: a part of them did not have {ids.missing:.0%} of what the target "
-                "chose"
-            )
-        elif ids.fits_again:
-            try:
-                ids.use_again()
-            except (OSError, OutOfMemoryError) as error:
-                self._choose_among_all(str(error))
-            else:
-                self._tell_choice("among a part of the ids again")
-
-    def _choose_among_all(self, reason: str) -> None:
-        self._draft_ids = None
-        self.memory_or_fail().context.draft_output(0)
-        self._tell_choice(f"among all ids: {reason}")
-
-    def _tell_choice(self, text: str) -> None:
-        """Replaces the remark about the ids that the draft chooses among."""
-        before, self._told_choice = self._told_choice, f"the draft chooses {text}"
-        if before and before in self.note:
-            self.note = self.note.replace(before, self._told_choice)
-        else:
-            self.add_note(self._told_choice)
-
     def memory_or_fail(self) -> _Memory:
-        """The object that tracks the draft's context."""
+        """The memory that computes in the draft's context."""
         if self._is_lost:
             raise RemoteError(
                 "a server with the draft's layers was lost; open the draft again, for a new Llama"
@@ -314,18 +226,89 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         """The number of the draft's decodes since attach()."""
         return 0 if self._memory is None else self._memory.n_calls
 
+    @property
+    def n_choices(self) -> int:
+        """The number of ids that the draft chooses among.
+
+        All of the model's where it has a smaller vocabulary of its own (d2t) and uses no part.
+        """
+        ids = self._draft_ids
+        return ids.n_slots if ids is not None and ids.in_use else self.model.info.n_vocab
+
+    # ---- drafting
+
+    def can_draft(self, request: DraftRequest) -> bool:
+        """Whether tokens are requested and there is a row to draft from."""
+        return request.n_requested >= 1 and len(self.memory_or_fail().tokens(request.seq)) >= 2
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Feeds what was committed since the last draft, then drafts for all sequences together."""
+        memory = self.memory_or_fail()
+        errors: dict[int, Exception] = {}
+        chains = [Chain(r) for r in passed(requests, self.can_draft, errors)]
+        if chains:
+            memory.ask(chains, min(max(c.request.n_requested for c in chains), self.max_draft))
+            self.go_on(passed(chains, self.extend, errors), errors)
+        drafts = {
+            c.seq: Draft(c.ids, c.p, c.candidates, distributions=c.drawn_from or None)
+            for c in chains
+            if c.seq not in errors
+        }
+        if errors:
+            raise SequenceErrors(errors, drafts)
+        return [drafts.get(request.seq, NO_DRAFT) for request in requests]
+
+    def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
+        """Drafts the next tokens of the continuing chains; notes errors by sequence."""
+        memory = self.memory_or_fail()
+        while going:
+            memory.step(going)
+            going = passed(going, self.extend, errors)
+
+    def extend(self, chain: Chain) -> bool:
+        """Appends the chosen token to the draft; returns whether to draft another one."""
+        choice = self.memory_or_fail().choice(chain)
+        if choice is None or not choice.ids:
+            return False
+        token, p = choose(choice, chain.request.prior, chain.ids)
+        if p < self.p_min:
+            return False
+        chain.ids.append(token)
+        chain.p.append(p)
+        chain.candidates.append(choice.candidates)
+        if choice.drawn_from is not None:
+            chain.drawn_from.append(choice.drawn_from)
+        stop = chain.request.stop
+        if stop is not None and stop(p):
+            return False
+        return len(chain.ids) < min(chain.request.n_requested, self.max_draft)
+
+    # ---- the text
+
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes tokens and their rows. Feeds those of a prompt; others wait for propose().
 
         It can choose the tokens from now on, where it chooses among a part of the vocabulary.
         """
-        self._count(done)
-        self._see(chain.from_iterable(one.tokens for one in done))
+        if self._draft_ids is not None:
+            self._use_ids(lambda ids: ids.commit(done))
         self.memory_or_fail().commit(done)
 
-    def can_draft(self, request: DraftRequest) -> bool:
-        """Whether tokens are requested and there is a row to draft from."""
-        return request.n_requested >= 1 and len(self.memory_or_fail().of(request.seq).tokens) >= 2
+    def _use_ids(self, use: Callable[[DraftIds], str | None]) -> None:
+        """Uses the part of the vocabulary, or gives it up; notes a change of it."""
+        assert self._draft_ids is not None
+        try:
+            text = use(self._draft_ids)
+        except (OSError, OutOfMemoryError) as error:
+            self._draft_ids = None
+            self.memory_or_fail().context.draft_output(0)
+            text = f"the draft chooses among all ids: {error}"
+        if text:
+            if self._choice_note and self._choice_note in self.note:
+                self.note = self.note.replace(self._choice_note, text)
+            else:
+                self.add_note(text)
+            self._choice_note = text
 
     def n_unread(self, seq: int) -> int:
         """The tokens that a small model has not processed, or a paused head's waiting rows."""
@@ -353,8 +336,10 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         memory = self.memory_or_fail()
         n = memory.restore(seq, data, self._fingerprint)
         if self._draft_ids is not None:
-            self._see(memory.of(seq).tokens)
+            self._use_ids(lambda ids: ids.see(memory.tokens(seq)))
         return n
+
+    # ---- for people
 
     def add_note(self, text: str) -> None:
         """Adds a remark to results, once; "" for none."""
@@ -399,31 +384,12 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     if not match_length:
         return draft
     with closed_on_failure(draft):
-        try:
-            arrays = draft.ngram_arrays()
-            table = None if arrays is None else NgramTable(*arrays, draft.model.info.n_vocab)
-        except ArgumentError as error:
-            raise ModelLoadError(f"{draft.model.path}: {error}") from None
-        lookup = None
+        table, lookup = draft.ngram_table(), None
         if options.memory is not None:
             from pyllama_spec.drafters.suffix import copies_beside
 
             lookup = copies_beside(draft.max_draft, match_length, options.memory)
     return LookupFirst(draft, match_length, table, lookup, draft.name)
-
-
-def passed(
-    items: Sequence[_Item], can_go_on: Callable[[_Item], bool], errors: dict[int, Exception]
-) -> list[_Item]:
-    """The sequences that can continue; records an exception for its sequence alone."""
-    out: list[_Item] = []
-    for item in items:
-        try:
-            if can_go_on(item):
-                out.append(item)
-        except Exception as error:  # noqa: BLE001, PERF203 - such as NaN, or a prior that fails
-            errors[item.seq] = error
-    return out
 
 
 # Below so many bits drafts were measured to be right less often: heads of 4 bits for a fifteenth of
@@ -484,47 +450,3 @@ def note_of_few_bits(what: str, kind: str, bits: float, less: str) -> str:
     if bits >= FEW_BITS:
         return ""
     return f"the weights of {what} are {kind}: below {FEW_BITS} bits {less}"
-
-
-@dataclass(slots=True)
-class Choice:
-    """The draft model's candidates for one position.
-
-    Attributes:
-        ids: the likeliest tokens, as ids of the target, likeliest first.
-        p: their probabilities in the model's own distribution.
-        row: float32, further outputs for the token: see Context.draft_candidates().
-        drawn_from: if the token was drawn at random, its distribution. `p` is then the probability
-            of the likeliest token, which does not depend on the drawn one.
-    """
-
-    ids: Sequence[int]
-    p: Sequence[float]
-    row: npt.NDArray[np.float32]
-    drawn_from: Distribution | None = None
-
-    @property
-    def candidates(self) -> list[tuple[int, float]]:
-        """The tokens with their probabilities."""
-        return list(zip(self.ids, self.p, strict=True))
-
-
-def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> tuple[int, float]:
-    """The token to draft and its probability.
-
-    With a prior it is the likeliest of a linear mixture, of which the model's distribution is known
-    at its likeliest tokens: another one is hardly ever chosen.
-    """
-    token, p = choice.ids[0], choice.p[0]
-    if math.isnan(p):
-        raise EngineError("the draft computed NaN: the target's rows or its own weights are NaN")
-    # A token that was drawn stays what it is: others have no say in it.
-    votes = () if prior is None or choice.drawn_from is not None else prior(drafted)
-    if not votes:
-        return token, p
-    scores = dict(zip(choice.ids, choice.p, strict=True))
-    for vote in votes:
-        scores[vote.token] = scores.get(vote.token, 0.0) + vote.weight * vote.p
-    # Among equals the model's own choice.
-    best = max(scores, key=lambda id_: (scores[id_], id_ == token))
-    return best, scores[best] / (1.0 + sum(vote.weight for vote in votes))

@@ -16,12 +16,13 @@ part again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import Committed
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
@@ -81,10 +82,25 @@ class OutputRows:
 
 
 class DraftIds:
-    """The ids that have a slot, and whether the draft chooses among them or among all ids."""
+    """The ids that have a slot, and whether the draft chooses among them or among all ids.
 
-    def __init__(self, context: Context, target: Model, rows: OutputRows, n_slots: int) -> None:
-        self._context, self._rows = context, rows
+    Args:
+        context: the draft's.
+        target: whose tokens are drafted.
+        rows: the output matrix.
+        n_slots: the number of ids with a slot.
+        is_fixed: whether the draft chooses among them in every text.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        target: Model,
+        rows: OutputRows,
+        n_slots: int,
+        is_fixed: bool = False,
+    ) -> None:
+        self._context, self._rows, self._is_fixed = context, rows, is_fixed
         self.missing, self.in_use = 0.0, True
         self._n_away, self._wait = 0, _N_AWAY
         # A draft may have fewer ids than its target, by some of padding.
@@ -105,32 +121,47 @@ class DraftIds:
     def __contains__(self, id_: int) -> bool:
         return id_ in self._slots
 
+    def commit(self, done: Sequence[Committed]) -> str:
+        """Assigns slots to committed ids; returns a remark if the draft now has another choice.
+
+        It chooses among all ids where too many of a text have no slot, and among the part again
+        later, unless the number is fixed.
+
+        Raises:
+            OSError: the file cannot be read.
+            OutOfMemoryError: there is no room for the rows.
+        """
+        remark = ""
+        if not self._is_fixed:
+            for one in done:
+                self.count(one.tokens[len(one.tokens) - one.n_chosen :])
+            remark = self.switch()
+        for one in done:
+            self.see(one.tokens)
+        return remark
+
     def count(self, chosen: Iterable[int]) -> None:
         """Counts the target's choices that have a slot; call it before see()."""
         for id_ in chosen:
             self.missing += ((id_ not in self._slots) - self.missing) / _N_COUNTED
             self._n_away += not self.in_use
 
-    @property
-    def is_too_small(self) -> bool:
-        """Whether the part is in use, and the tokens that it lacks cost more than it saves."""
-        return self.in_use and self.missing > MOST_MISSING
-
-    @property
-    def fits_again(self) -> bool:
-        """Whether all ids are in use, and the part has had nearly all tokens for long enough."""
-        return not self.in_use and self._n_away >= self._wait and self.missing < FEW_MISSING
-
-    def leave(self) -> None:
-        """Lets the draft choose among all ids. The rows are freed, the slots are kept."""
-        self._context.draft_output(0)
-        self.in_use, self._n_away = False, 0
-
-    def use_again(self) -> None:
-        """Lets the draft choose among the ids with a slot again."""
-        self._context.draft_output(len(self._slots))
-        self.in_use, self._wait = True, 2 * self._wait
-        self._put(list(self._slots), list(self._slots.values()))
+    def switch(self) -> str:
+        """Switches between the part and all ids if too many tokens have no slot; see commit()."""
+        if self.in_use and self.missing > MOST_MISSING:
+            # The rows are freed, the slots are kept.
+            self._context.draft_output(0)
+            self.in_use, self._n_away = False, 0
+            return (
+                f"the draft chooses among all ids: a part of them did not have {self.missing:.0%} "
+                "of what the target chose"
+            )
+        if not self.in_use and self._n_away >= self._wait and self.missing < FEW_MISSING:
+            self._context.draft_output(len(self._slots))
+            self.in_use, self._wait = True, 2 * self._wait
+            self._put(list(self._slots), list(self._slots.values()))
+            return "the draft chooses among a part of the ids again"
+        return ""
 
     def see(self, ids: Iterable[int]) -> None:
         """Assigns slots to the ids of a text."""
@@ -167,7 +198,7 @@ def reduced_output(
     if n_slots == 0:
         return None
     if n_slots is not None:
-        return _with_slots(context, n_slots, target)
+        return _with_slots(context, n_slots, target, is_fixed=True)
     n_known = min(context.model.info.n_vocab, target.info.n_vocab)
     if n_known < LEAST_VOCAB:
         return None
@@ -182,7 +213,9 @@ def reduced_output(
     return None
 
 
-def _with_slots(context: Context, n_slots: int, target: Model) -> DraftIds:
+def _with_slots(
+    context: Context, n_slots: int, target: Model, *, is_fixed: bool = False
+) -> DraftIds:
     n_known = min(context.model.info.n_vocab, target.info.n_vocab)
     if n_slots > n_known:
         raise ArgumentError(f"n_output={n_slots} is more than the {n_known} ids of the vocabulary")
@@ -191,7 +224,7 @@ def _with_slots(context: Context, n_slots: int, target: Model) -> DraftIds:
     ids = None
     try:
         rows = OutputRows(path, matrix.name, matrix.row_bytes)
-        ids = DraftIds(context, target, rows, n_slots)
+        ids = DraftIds(context, target, rows, n_slots, is_fixed=is_fixed)
     except KeyError:
         raise UnsupportedError(
             f"{path.name} does not have the matrix {matrix.name} itself, so that no part of it can "

@@ -1,76 +1,78 @@
-"""The registry of drafters: by name, and by the architecture in a draft's file.
+"""Makes the drafter of `draft=`: by name, or by the architecture in a draft's file.
 
-A new kind is a file or folder here, with a function that opens it, and one line below. A program
-can add its own with register().
+A new kind of head is an entry of HEADS (kinds.py); another drafter is a file or folder here, with a
+function that opens it, and one line below. A program can add its own with register().
+
+draft="auto" is the MTP head in the target's file, else a draft beside the file. Where there is
+neither, drafts are copied from the text by Suffix, which is ahead of prompt lookup in both runs of
+docs/results.md that have the two. The drafter's `note` says which of them was chosen, and why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.drafters.base import (
-    NO_DRAFT,
-    Committed,
-    Draft,
-    Drafter,
-    DraftRequest,
-    NoDrafter,
-    overrides,
-)
+from pyllama_spec.drafters.base import Drafter, NoDrafter, overrides
+from pyllama_spec.drafters.kinds import HEADS
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.engine.checks import meant
-from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown
+from pyllama_spec.engine.closeable import closed_on_failure
+from pyllama_spec.engine.model import Model, most_heads
+from pyllama_spec.errors import (
+    ArgumentError,
+    ModelLoadError,
+    PyllamaSpecError,
+    UnsupportedError,
+    shown,
+)
+from pyllama_spec.gguf.reader import read_gguf, read_key
+
+if TYPE_CHECKING:
+    from pyllama_spec.drafters.model_drafter import ModelDrafter
 
 
-class GrammarOnly(Drafter):
+class GrammarOnly(NoDrafter):
     """Proposes nothing; the round itself drafts the text that a grammar forces."""
 
     name = "grammar"
 
     def __init__(self, max_draft: int = 8) -> None:
-        super().__init__()
         self.max_draft = max_draft
-
-    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Proposes nothing."""
-        return [NO_DRAFT] * len(requests)
-
-    def commit(self, done: Sequence[Committed]) -> None:
-        """Ignores the tokens."""
 
 
 NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
-SUFFIX = "suffix"
-# None of these: drafters/automatic.py chooses one when it knows the target.
-AUTO = "auto"
+SUFFIX, AUTO = "suffix", "auto"
+INSTEAD = f'give a draft\'s file, or draft="{SUFFIX}"'
 # MODULE:FUNCTION, which a command takes for a drafter of the user's.
 _WORD = r"[^\W\d]\w*"
 OWN_DRAFTER = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
 
+_ARCH, _N_HEADS = "general.architecture", ".nextn_predict_layers"
+# The maximum number of a folder's files to read, which bounds the time.
+_MAX_FILES = 64
+# How files are named that hold a head alone.
+_HEAD_PREFIX = "mtp-"
 
+# Makes the drafter of a file.
 Opener = Callable[[Path, DraftOptions], Drafter]
-
-# The architecture in a draft's file -> what opens it: a function, or "module:function".
-_KINDS: dict[str, Opener | str] = {
-    "dflash": "pyllama_spec.drafters.dflash:open_dflash",
-    "eagle3": "pyllama_spec.drafters.eagle3:open_eagle3",
-}
-# Any other architecture: a model of its own.
-_SMALL_MODEL = "pyllama_spec.drafters.small_model:open_small_model"
-# What opens a file with the architecture of a target that holds an MTP head alone.
-_HEAD_ALONE = "pyllama_spec.drafters.mtp:open_mtp"
+# What register() added, by the architecture in a draft's file.
+_KINDS: dict[str, Opener] = {}
 
 
-def _open_own_head(options: DraftOptions) -> Drafter:
-    from pyllama_spec.drafters.mtp import open_mtp  # imported when it is asked for, as the kinds
+def _class_of(arch: str) -> type[ModelDrafter[Any]]:
+    """The drafter for files of an architecture; "mtp" for heads alone. Imported when asked for."""
+    from pyllama_spec.drafters import heads, small_model
 
-    return open_mtp(None, options)
+    if arch in HEADS:
+        return heads.head_class(HEADS[arch])
+    return heads.Mtp if arch == MTP else small_model.SmallModel
 
 
 def _open_suffix(options: DraftOptions) -> Drafter:
@@ -89,7 +91,7 @@ _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
         PromptLookup() if options.max_draft is None else PromptLookup(max(options.max_draft, 1))
     ),
     SUFFIX: _open_suffix,
-    MTP: _open_own_head,
+    MTP: lambda options: _class_of(MTP).open(None, options),
 }
 # Prefixes of architectures that only draft for another model, of kinds that are not supported,
 # and a remark on each.
@@ -118,15 +120,11 @@ def register(arch: str, opener: Opener) -> None:
     _KINDS[arch] = opener
 
 
-def kinds() -> tuple[str, ...]:
-    """The architectures of the drafts that can be opened."""
-    return tuple(_KINDS)
-
-
 def known_drafts() -> str:
     """The known drafters, for the message about an unknown one."""
+    kinds = ", ".join((*HEADS, *_KINDS))
     return (
-        f"what drafts is a GGUF of a draft ({', '.join(_KINDS)}) that was made for the target, or "
+        f"what drafts is a GGUF of a draft ({kinds}) that was made for the target, or "
         f'of a smaller model, draft="{MTP}" for the head in the target\'s own file, '
         f'draft="{SUFFIX}" or "{PROMPT_LOOKUP}", which need no file, or a Drafter of your own'
     )
@@ -134,7 +132,7 @@ def known_drafts() -> str:
 
 def is_draft(arch: str) -> bool:
     """Whether files of an architecture are drafts for other models, not targets."""
-    return arch in _KINDS or arch.startswith(tuple(_OTHER_DRAFTS))
+    return arch in HEADS or arch in _KINDS or arch.startswith(tuple(_OTHER_DRAFTS))
 
 
 def is_named(draft: object, name: str) -> bool:
@@ -188,34 +186,30 @@ def check_draft(draft: object, options: DraftOptions) -> None:
 
 def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None) -> Drafter:
     """Opens a draft's file of any kind."""
-    _check_name(os.fspath(path))
-    return _resolved(_opener_of(Path(path)))(Path(path), options or DraftOptions())
+    arch = _arch_of(path)
+    opener: Opener = _KINDS[arch] if arch in _KINDS else _class_of(arch).open
+    return opener(Path(path), options or DraftOptions())
 
 
 def check_draft_file(path: str | os.PathLike[str]) -> None:
     """Raises what open_draft() would raise for the file's keys. Loads nothing."""
-    _check_name(os.fspath(path))
-    _opener_of(Path(path))
+    _arch_of(path)
 
 
-def _check_name(name: str) -> None:
-    """Refuses what Path() would make another name of."""
+def _arch_of(path: str | os.PathLike[str]) -> str:
+    """The architecture in a draft's file; "mtp" for a head alone. Raises as open_draft()."""
+    name, file = os.fspath(path), Path(path)
     if not name:
         raise ArgumentError('draft="" is not a file name; give None for no draft')
     if "://" in name:
         raise ArgumentError(
             f"draft={shown(name)} is an address; download the file and give its path"
         )
-
-
-def _opener_of(file: Path) -> Opener | str:
-    """The function that opens a draft's file; raises as open_draft()."""
     own = OWN_DRAFTER.fullmatch(str(file))
     if own is not None and not file.exists():
-        name = own[2]
         raise ArgumentError(
             f"draft={str(file)!r}: only a command takes MODULE:FUNCTION; in Python give an object: "
-            f"from {own[1]} import {name}, then draft={name}()"
+            f"from {own[1]} import {own[2]}, then draft={own[2]}()"
         )
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
@@ -226,43 +220,32 @@ def _opener_of(file: Path) -> Opener | str:
         )
     if not file.exists():
         raise ModelLoadError(f"the draft {file} does not exist; check its path")
-    # Imported here: a drafter by name needs no reader of files.
-    from pyllama_spec.gguf.reader import read_key
-
-    key = read_key(file, "general.architecture")
-    if key is None or not isinstance(key.value, bytes):
-        raise ModelLoadError(
-            f"{file} does not say what kind of model it holds: general.architecture is missing"
-        )
-    arch = key.value.decode("utf-8", "replace")
-    opener = _KINDS.get(arch)
+    arch = _read_arch(file)
+    if not arch:
+        raise ModelLoadError(f"{file} does not say what kind of model it holds: {_ARCH} is missing")
+    if arch in HEADS or arch in _KINDS:
+        return arch
     other = next((kind for kind in _OTHER_DRAFTS if arch.startswith(kind)), None)
-    if opener is None and other is not None:
+    if other is not None:
         raise UnsupportedError(
             f"drafts of kind {arch!r} are not supported by this version ({file.name})"
             f"{_OTHER_DRAFTS[other]}; {known_drafts()}"
         )
-    if opener is None:
-        opener = _HEAD_ALONE if holds_head_alone(file) else _SMALL_MODEL
-    return opener
+    return MTP if holds_head_alone(file) else arch
+
+
+def _read_arch(file: Path) -> str:
+    """The architecture in a file; "" if it has none."""
+    key = read_key(file, _ARCH)
+    value = b"" if key is None else key.value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
 def holds_head_alone(file: Path) -> bool:
     """Whether a file has an MTP head and no layers before it."""
-    from pyllama_spec.gguf.reader import read_gguf
-
-    read = read_gguf(file, lambda name: name.endswith(".nextn_predict_layers"))
+    read = read_gguf(file, lambda name: name.endswith(_N_HEADS))
     n_heads = sum(key.value for key in read.keys.values() if isinstance(key.value, int))
     return n_heads > 0 and not any(name.startswith("blk.0.") for name in read.tensors)
-
-
-def _resolved(opener: Opener | str) -> Opener:
-    # By name, so that a kind is imported when a file of it is opened, and not before.
-    if not isinstance(opener, str):
-        return opener
-    module, _, function = opener.partition(":")
-    imported: Opener = getattr(import_module(module), function)
-    return imported
 
 
 def _hint(draft: object) -> str:
@@ -276,3 +259,113 @@ def _hint(draft: object) -> str:
         return f"draft={shown(draft)} is a function; give the drafter that it returns: {name}()"
     names = ", ".join(f'"{name}"' for name in (*_NAMED, AUTO))
     return f"draft={shown(draft)} is not None, {names}, a path or a Drafter"
+
+
+def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
+    """Whether the draft needs the target loaded with its MTP head."""
+    if isinstance(draft, Drafter):
+        return draft.wants_head
+    if is_named(draft, MTP):
+        return True
+    if not is_named(draft, AUTO):
+        return False
+    with contextlib.suppress(PyllamaSpecError):  # loading the file reports its faults
+        return not _head_fault(Path(target))
+    return False
+
+
+def check_head(
+    target: str | os.PathLike[str], instead: str = INSTEAD, whose: str = f'draft="{MTP}"'
+) -> None:
+    """Raises unless a file's keys show an MTP head to draft with. Loads nothing."""
+    path = Path(target)
+    fault = _head_fault(path)
+    if fault:
+        raise ArgumentError(f"{whose}: {path.name} {fault}; {instead}")
+
+
+def check_before(draft: object, target: str | os.PathLike[str]) -> None:
+    """Raises if the files' keys rule out the draft. Loads nothing."""
+    if is_named(draft, MTP) or (isinstance(draft, Drafter) and draft.wants_head):
+        check_head(target)
+    elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
+        check_draft_file(draft)
+
+
+def open_before(
+    draft: object,
+    target: str | os.PathLike[str],
+    options: DraftOptions,
+    instead: str = INSTEAD,
+) -> Drafter | None:
+    """The drafter of `draft=` for a target that is not loaded yet; None for "auto".
+
+    A large target takes minutes to load, so a fault of the draft is reported before that.
+    """
+    if is_named(draft, AUTO):
+        return None
+    drafter = make_drafter(draft, options)
+    with closed_on_failure(None if drafter is draft else drafter):
+        if drafter.wants_head:
+            name = drafter.name
+            own = f"wants_head of the drafter {name!r}"
+            check_head(target, instead, f'draft="{MTP}"' if name == MTP else own)
+    return drafter
+
+
+def _head_fault(path: Path) -> str:
+    """The reason why a file's head cannot draft, by its keys alone; "" for none."""
+    name = _read_arch(path)
+    found = read_key(path, name + _N_HEADS)
+    n = found.value if found is not None and isinstance(found.value, int) else 0
+    if n < 1:
+        return f"({name}) has no MTP head"
+    n_most = most_heads(name)
+    if not n_most:
+        return f"has an MTP head of architecture {name!r}, which this version does not draft with"
+    if n > n_most:
+        return f"has {n} MTP heads, and this version drafts with one of architecture {name!r}"
+    return ""
+
+
+def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Drafter:
+    """The drafter of `draft=` for an open target; see make_drafter()."""
+    if not is_named(draft, AUTO):
+        return make_drafter(draft, options)
+    if target.info.has_head:
+        return _noted(make_drafter(MTP, options), "the file has an MTP head")
+    for path in _drafts_beside(target.path):
+        with contextlib.suppress(PyllamaSpecError):  # another model's, or broken
+            drafter = open_draft(path, options)
+            with closed_on_failure(drafter):
+                drafter.check(target)
+            return _noted(drafter, f"{path.name} lies beside the file and was made for it")
+    n_heads = target.info.n_heads
+    head = "no MTP head" if not n_heads else "no MTP head that this version can draft with"
+    reason = f"the file has {head}, and no draft for it lies beside it"
+    from pyllama_spec.drafters.suffix import open_suffix
+
+    # Of the options only those of copies apply. Nobody asked for a memory of other requests unless
+    # one is named: callers who share a model would see by the time what others wrote.
+    return _noted(open_suffix(options, remembers=options.memory is not None), reason)
+
+
+def _noted(drafter: Drafter, reason: str) -> Drafter:
+    drafter.note = f"auto chose {drafter.name}: {reason}"
+    return drafter
+
+
+def _drafts_beside(target: Path) -> list[Path]:
+    """The drafts in the target's folder, by architecture or name, in order."""
+    found = []
+    with contextlib.suppress(OSError):
+        files = sorted(target.parent.glob("*.gguf"))[:_MAX_FILES]
+        for path in files:
+            with contextlib.suppress(PyllamaSpecError, OSError):
+                if not path.is_file():
+                    continue
+                # The tables of other files with a target's architecture are not read.
+                is_head = path.name.startswith(_HEAD_PREFIX) and holds_head_alone(path)
+                if is_head or is_draft(_read_arch(path)):
+                    found.append(path)
+    return found

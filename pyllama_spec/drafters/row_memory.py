@@ -1,21 +1,27 @@
-"""The memory of a draft model: the target's rows that it was fed, by sequence."""
+"""The memories of heads: the target's rows that each was fed, by sequence.
+
+RowMemory feeds a head with rows of the target and the tokens beside them (kinds.py). They stay in
+the head's context. Guesses do not: before the next draft they are removed, the accepted ones too,
+since the target's own rows are better. So a rejected token costs nothing, and the call that feeds
+the accepted rows is the first step of the next draft.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from pyllama_spec.drafters.base import Committed
+from pyllama_spec.drafters.base import Committed, Features
+from pyllama_spec.drafters.chain import Chain, Choice, DraftMemory, Rows, fill
+from pyllama_spec.drafters.kinds import HeadKind
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context, LayerRows
-from pyllama_spec.errors import ArgumentError
-
-Rows = npt.NDArray[np.float32]
+from pyllama_spec.engine.model_info import DraftBlock
+from pyllama_spec.errors import PyllamaSpecError
 
 
 class FeatureRows:
@@ -27,7 +33,7 @@ class FeatureRows:
         # shape: [capacity, n_features]
         self._buffer: Rows = np.empty((16, n_features), dtype=np.float32)
 
-    def append(self, position: int, features: Sequence[Rows]) -> None:
+    def append(self, position: int, features: Features) -> None:
         """Adds rows from a position on; if they leave a gap, the earlier rows are dropped.
 
         Args:
@@ -105,6 +111,10 @@ _PAUSE_BELOW, _KEEP_USE = 1 / 8, 63 / 64
 # The most rows of a sequence that wait in a paused draft; if more would, this many are kept.
 _MAX_WAITING, _KEEP_WAITING = 128, 64
 
+# Rows of a prompt that have waited for its end are fed then from this many on; fewer wait for a
+# draft.
+_FEED_FROM = 64
+
 # Is given a sequence, the row of the batch that is its last one, and whether another batch follows.
 ReadLast = Callable[[int, int, bool], None]
 
@@ -116,10 +126,10 @@ class SequenceMemory:
     Attributes:
         tokens: the tokens x[0], x[1], ...; the last one is pending.
         rows: features of the newest tokens.
-        n_fed: the rows of positions 0 .. n_fed - 1 were fed.
+        n_fed: positions 0 .. n_fed - 1 were fed.
         first: the first position that has not left the window.
-        n_skipped: the rows of positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
-        ahead: the token after the kept ones, before truncate() removed it.
+        n_skipped: positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
+        ahead: the token after the kept ones, which truncate() removed, if its position was fed.
         pinned: the last two rows of each of the last prompts, by position.
     """
 
@@ -130,6 +140,11 @@ class SequenceMemory:
     ahead: int | None = None
     pinned: dict[int, Rows] = field(default_factory=dict)
     n_skipped: int = 0
+
+    @property
+    def is_in_prompt(self) -> bool:
+        """Whether every token has its row: the last one of an answer is pending."""
+        return self.rows.end >= len(self.tokens)
 
     def pin(self) -> None:
         """Keeps the last two rows, which end a prompt."""
@@ -148,22 +163,56 @@ class SequenceMemory:
             self.rows.append(n_keep - 1, [last])
 
 
-class RowMemory(ABC):
-    """The rows of all sequences in a draft's context."""
+class RowMemory(DraftMemory):
+    """The rows of all sequences in a head's context, and the guesses of a chain after them.
+
+    Args:
+        context: the head's context.
+        kind: what the head reads.
+        n_features: the width of the target's rows, of all layers together.
+        n_window: the number of positions of a sequence that stay in the context.
+        n_hidden: the width of the head's own rows, which it is fed with guesses.
+        is_short: whether the window may be shorter than a text.
+        lane, n_lanes: which one of several heads this is.
+    """
 
     def __init__(
-        self, context: Context, n_features: int, n_window: int, *, lane: int = 0, n_lanes: int = 1
+        self,
+        context: Context,
+        kind: HeadKind,
+        n_features: int,
+        n_window: int,
+        *,
+        n_hidden: int = 0,
+        is_short: bool = False,
+        lane: int = 0,
+        n_lanes: int = 1,
     ) -> None:
-        self.context = context
-        self.n_calls = 0
+        super().__init__(context)
+        self._pairing = kind.pairing
         self._lane, self._n_lanes = lane, n_lanes
         self._n_features, self._n_window = n_features, n_window
+        # Whether the rows of a prompt wait for its end.
+        self._waits = is_short and kind.waits_for_prompt
         self._batch = Batch(context.n_batch, n_row=n_features, n_model_row=context.n_row)
         self._batch.logits = False
         self._batch.head = lane
+        self._step = Batch(context.n_seq_max, n_row=n_hidden, n_model_row=context.n_row)
+        self._step.hidden_rows = n_hidden > 0
+        self._step.logits = False
         self._sequences: dict[int, SequenceMemory] = {}
         # The share of the last rounds, over all sequences, in which a draft was asked for.
         self._use = 1.0
+
+    def of(self, seq: int) -> SequenceMemory:
+        """The memory of a sequence."""
+        if seq not in self._sequences:
+            self._sequences[seq] = SequenceMemory([], FeatureRows(self._n_features))
+        return self._sequences[seq]
+
+    def tokens(self, seq: int) -> list[int]:
+        """The tokens of a sequence."""
+        return self.of(seq).tokens
 
     @property
     def is_paused(self) -> bool:
@@ -174,42 +223,68 @@ class RowMemory(ABC):
         """
         return self._n_lanes == 1 and self._use < _PAUSE_BELOW
 
-    def note_asked(self, n: int) -> None:
-        """Counts a round that requests drafts of n sequences."""
-        self._use = min(self._use + n * (1.0 - _KEEP_USE), 1.0)
-
     def n_unread(self, seq: int) -> int:
         """The rows of a sequence that the next draft feeds first; 0 unless the draft is paused."""
         s = self._sequences.get(seq)
-        return self.n_ready(s) - s.n_fed if s is not None and self.is_paused else 0
+        return self.n_waiting(s) if s is not None and self.is_paused else 0
 
     def lane_of(self, seq: int) -> int:
         """The sequence id of a text's rows in the draft's context."""
         return seq * self._n_lanes + self._lane
 
-    @abstractmethod
     def n_ready(self, s: SequenceMemory) -> int:
-        """The number of a sequence's rows that can be fed, with those that were."""
+        """The number of positions of which all that the head reads is known, fed or not."""
+        row, token = self._pairing
+        n = s.rows.end - row
+        return n if token is None else min(n, len(s.tokens) - token)
 
-    @abstractmethod
-    def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
-        """Adds a sequence's next n rows to a batch; `is_read` requests the last one's output."""
+    def n_waiting(self, s: SequenceMemory) -> int:
+        """The number of positions that can be fed."""
+        return self.n_ready(s) - s.n_fed
 
-    def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:  # noqa: B027 - may do nothing
-        """Called before tokens are appended to a sequence."""
+    # ---- drafting
 
-    def of(self, seq: int) -> SequenceMemory:
-        """The memory of a sequence."""
-        if seq not in self._sequences:
-            self._sequences[seq] = SequenceMemory([], FeatureRows(self._n_features))
-        return self._sequences[seq]
+    def ask(self, chains: Sequence[Chain], n: int) -> None:
+        """Feeds the waiting rows; sets the guess after the last one of each sequence."""
+        self._count_asked(len(chains))
+        by_seq = {chain.seq: chain for chain in chains}
+        for seq in by_seq:
+            s = self.of(seq)
+            # Where it is asked again, the last position is fed again.
+            s.n_fed = min(s.n_fed, self.n_ready(s) - 1)
 
-    def n_fed(self, seq: int) -> int:
-        """The number of a sequence's rows that were fed: the position of the first guess."""
-        return self._sequences[seq].n_fed
+        def read(seq: int, end: int, has_more: bool) -> None:
+            ids, p, row = self.context.draft_candidates(end)
+            # The row is a view that the next decode overwrites.
+            by_seq[seq].choice = Choice(ids, p, row.copy() if has_more else row)
+
+        self.feed(by_seq, read)
+
+    def step(self, chains: Sequence[Chain]) -> None:
+        """Feeds each chain its newest token with the head's own row for it."""
+        step = self._step
+        step.clear()
+        for chain in chains:
+            assert chain.choice is not None  # it was extended
+            position = self._sequences[chain.seq].n_fed + len(chain.ids) - 1
+            step.add(chain.ids[-1], position, chain.seq, output=True, row=chain.choice.row)
+        self.decode(step)
+        for i, chain in enumerate(chains):
+            chain.choice = Choice(*self.context.draft_candidates(i))
+
+    def try_step(self, i: int) -> None:
+        """Computes a guess at position i of an empty context, for timing."""
+        self._step.clear()
+        self._step.add(0, i, output=True, row=np.zeros(self._step.n_row, np.float32))
+        self.context.decode(self._step)
+
+    def _count_asked(self, n: int) -> None:
+        self._use = min(self._use + n * (1.0 - _KEEP_USE), 1.0)
+
+    # ---- the text
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Notes tokens and their rows. Feeds those of a prompt; others wait for feed()."""
+        """Notes tokens and their rows. Feeds those of a prompt; others wait for the next draft."""
         self.note(done)
         self.feed_due(done)
 
@@ -217,52 +292,60 @@ class RowMemory(ABC):
         """Records tokens and their rows without computing."""
         for one in done:
             s = self.of(one.seq)
-            self.meet(one.seq, s, one.tokens)
-            was_in_prompt = s.rows.end >= len(s.tokens)
+            self._check_ahead(one.seq, s, one.tokens)
+            was_in_prompt = s.is_in_prompt
             if one.features:
                 s.rows.append(one.first_row, one.features)
             s.tokens.extend(one.tokens)
             if not was_in_prompt:
                 self._use *= _KEEP_USE
-            if (was_in_prompt and s.rows.end < len(s.tokens)) or one.is_border:
+            if (was_in_prompt and not s.is_in_prompt) or one.is_border:
                 s.pin()
 
+    def _check_ahead(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
+        """Drops the position that truncate() left at the end if the text continues differently."""
+        end = max(self._pairing.n_complete(len(s.tokens)), 0)
+        if tokens and s.n_fed > end and s.ahead != tokens[0]:
+            self._roll_back(seq, s, end)
+        s.ahead = None
+
     def feed_due(self, done: Sequence[Committed]) -> None:
-        """Feeds the noted rows that are due."""
+        """Feeds the noted rows that are due, and drops rows that will never be fed."""
+        seqs = {one.seq: self._sequences[one.seq] for one in done}
         if self.is_paused:
-            for one in done:
-                self._drop_waiting(one.seq, self._sequences[one.seq])
+            for seq, s in seqs.items():
+                if self.n_waiting(s) > _MAX_WAITING:
+                    # The draft's context drops what it was fed too: it cannot continue after a gap.
+                    self.context.memory.remove(self.lane_of(seq))
+                    s.n_fed = s.first = s.n_skipped = self.n_ready(s) - _KEEP_WAITING
+                    s.rows.keep_last(s.rows.end - s.n_fed + 1)
             return
-        due = [one.seq for one in done if self._is_due(self._sequences[one.seq])]
+        due = [seq for seq, s in seqs.items() if self._is_due(s)]
         if due:
             self.feed(due)
-
-    def _drop_waiting(self, seq: int, s: SequenceMemory) -> None:
-        """Drops all but the newest waiting rows if too many wait.
-
-        The draft's context drops what it was fed too: it cannot continue after a gap.
-        """
-        end = self.n_ready(s)
-        if end - s.n_fed > _MAX_WAITING:
-            self.context.memory.remove(self.lane_of(seq))
-            s.n_fed = s.first = s.n_skipped = end - _KEEP_WAITING
-            s.rows.keep_last(s.rows.end - s.n_fed + 1)
+        for seq, s in seqs.items() if self._waits else ():
+            if self.n_waiting(s) > self._n_window + self._batch.n_max:
+                self._make_room(seq, s, self.n_ready(s))
+                s.rows.keep_last(s.rows.end - s.n_fed + 1)
 
     def _is_due(self, s: SequenceMemory) -> bool:
         """Whether to feed rows now: more of the prompt follows, or too many wait."""
-        is_in_prompt = s.rows.end >= len(s.tokens)
-        return self.n_ready(s) - s.n_fed > (0 if is_in_prompt else self._batch.n_max)
+        n = self.n_waiting(s)
+        if self._waits:
+            return not s.is_in_prompt and n > _FEED_FROM
+        return n > (0 if s.is_in_prompt else self._batch.n_max)
 
     def feed(self, seqs: Iterable[int], read: ReadLast | None = None) -> None:
         """Feeds all rows of some sequences that are ready."""
         left = sorted(seqs)
         for seq in left:
-            s = self._sequences[seq]
-            self._make_room(seq, s, self.n_ready(s))
-            # What lies after are guesses of the last draft, or rows that no longer count.
-            self.context.memory.rollback(self.lane_of(seq), s.n_fed)
+            self._prepare(seq)
+
+        def put(seq: int, n: int, is_end: bool) -> None:
+            self._put(self._batch, seq, n, is_end and read is not None)
+
         while left:
-            parts = self._fill(left, read is not None)
+            parts = fill(self._batch, left, lambda seq: self.n_waiting(self._sequences[seq]), put)
             self.decode(self._batch)
             # Only now: an interrupt before would leave a hole in the memory.
             for seq, n, end in parts:
@@ -274,31 +357,21 @@ class RowMemory(ABC):
                     read(seq, end, bool(left))
                 s.rows.keep_last(KEEP_ROWS)
 
-    def _fill(self, left: list[int], is_read: bool) -> list[tuple[int, int, int | None]]:
-        """Fills the batch with rows of these sequences, in order.
+    def _prepare(self, seq: int) -> None:
+        """Makes room for what waits, and removes what lies after the fed rows: guesses."""
+        s = self._sequences[seq]
+        self._make_room(seq, s, self.n_ready(s))
+        self.context.memory.rollback(self.lane_of(seq), s.n_fed)
 
-        Returns for each sequence its number, how many it has in the batch, and the row of its last
-        one where none is left, else None.
-        """
-        batch = self._batch
-        batch.clear()
-        parts: list[tuple[int, int, int | None]] = []
-        while left and batch.n_tokens < batch.n_max:
-            seq = left[0]
-            s = self._sequences[seq]
-            n_waiting = self.n_ready(s) - s.n_fed
-            n = min(n_waiting, batch.n_max - batch.n_tokens)
-            is_end = n == n_waiting
-            self.put(batch, seq, s, n, is_read and is_end)
-            if is_end:
-                left.pop(0)
-            parts.append((seq, n, batch.n_tokens - 1 if is_end else None))
-        return parts
-
-    def decode(self, batch: Batch) -> None:
-        """Runs a decode of the draft."""
-        self.n_calls += 1
-        self.context.decode(batch)
+    def _put(self, batch: Batch, seq: int, n: int, is_read: bool) -> None:
+        """Adds a sequence's next n positions to a batch; `is_read` requests the last output."""
+        s, (row, token) = self._sequences[seq], self._pairing
+        at = s.n_fed
+        rows = s.rows.view(max(at + row, 0), at + row + n)
+        if at + row < 0:
+            rows = np.concatenate((np.zeros((-row - at, s.rows.n_features), np.float32), rows))
+        ids = None if token is None else s.tokens[at + token : at + token + n]
+        batch.extend(ids, at, self.lane_of(seq), rows=[rows], output_last=is_read)
 
     def _make_room(self, seq: int, s: SequenceMemory, end: int) -> None:
         """Drops the oldest rows so that all rows up to `end` fit the window."""
@@ -322,16 +395,24 @@ class RowMemory(ABC):
         s = self._sequences.get(seq)
         if s is None:
             return 0
-        n = self.known(s, n_keep)
+        n = self._n_known(s, n_keep)
         if 0 < s.first == s.n_skipped:
             return n  # the target must not decode again what a paused draft dropped
         n_seen = min(n, self.n_seen)
         n_there = n - min(s.first, n)
         return n if 2 * n_there >= n_seen else n - n_seen
 
-    @abstractmethod
-    def known(self, s: SequenceMemory, n_keep: int) -> int:
-        """How many of the first n_keep tokens have their rows here, fed or waiting."""
+    def _n_known(self, s: SequenceMemory, n_keep: int) -> int:
+        """How many of the first n_keep tokens have the rows that the next position needs.
+
+        Where those are gone, the target has to make them again.
+        """
+        n_keep = min(n_keep, len(s.tokens))
+        n_fed = min(s.n_fed, self._pairing.n_complete(n_keep))
+        first = max(n_fed + self._pairing.row, 0)
+        if first == n_keep - 1 and first in s.pinned:
+            return n_keep
+        return min(n_keep, max(first, s.rows.end if s.rows.start <= first else 0))
 
     @property
     def n_seen(self) -> int:
@@ -339,20 +420,25 @@ class RowMemory(ABC):
         return self._n_window - self._n_window // 8
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Keeps the rows of the first n_keep tokens."""
+        """Keeps what was fed of the first n_keep tokens, and of the next one beside their rows."""
         s = self._sequences.get(seq)
         if s is None:
             return
-        if n_keep < len(s.tokens):
-            s.ahead = s.tokens[n_keep] if s.n_fed >= n_keep else None
-            s.truncate(n_keep)
-        if s.n_fed > n_keep:
-            self.roll_back(seq, s, n_keep)
         if n_keep == 0:
             self.forget(seq)
+            return
+        end = self._pairing.n_complete(n_keep)
+        row, token = self._pairing
+        if n_keep < len(s.tokens):
+            is_fed = token is not None and row < token and s.n_fed > end
+            s.ahead = s.tokens[n_keep] if is_fed else None
+            s.truncate(n_keep)
+        end += s.ahead is not None
+        if s.n_fed > end:
+            self._roll_back(seq, s, end)
 
-    def roll_back(self, seq: int, s: SequenceMemory, n: int) -> None:
-        """Drops all but the first n fed rows."""
+    def _roll_back(self, seq: int, s: SequenceMemory, n: int) -> None:
+        """Drops all but the first n fed positions."""
         self.context.memory.rollback(self.lane_of(seq), n)
         s.n_fed = min(s.n_fed, n)
         s.first = min(s.first, s.n_fed)
@@ -368,30 +454,27 @@ class RowMemory(ABC):
         s = self.of(seq)
         self.forget(to)
         self.context.memory.copy(self.lane_of(seq), self.lane_of(to))
-        self._sequences[to] = SequenceMemory(
-            list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead, dict(s.pinned), s.n_skipped
+        self._sequences[to] = replace(
+            s, tokens=list(s.tokens), rows=s.rows.copy(), pinned=dict(s.pinned)
         )
 
-    def save(self, seq: int, fingerprint: str) -> bytes:
-        """The state of a sequence, for restore()."""
+    def save(self, seq: int, draft: str) -> bytes:
+        """The state of a sequence."""
         s = self.of(seq)
-        facts: dict[str, object] = {
-            "draft": fingerprint, "n_fed": s.n_fed, "first": s.first, "ahead": s.ahead,
-            "start": s.rows.start, "n_skipped": s.n_skipped,
+        facts = {
+            "n_fed": s.n_fed, "first": s.first, "ahead": s.ahead, "start": s.rows.start,
+            "n_skipped": s.n_skipped, "pinned": list(s.pinned),
         }  # fmt: skip
         rows = s.rows.view(s.rows.start, s.rows.end)
         tokens = np.array(s.tokens, dtype="<i4")
-        facts["pinned"] = list(s.pinned)
         pinned = b"".join(row.tobytes() for row in s.pinned.values())
         memory = self.context.memory.save(self.lane_of(seq))
-        return pack(facts, [tokens.tobytes(), rows.tobytes(), memory, pinned])
+        return pack(facts, [tokens.tobytes(), rows.tobytes(), memory, pinned], draft)
 
-    def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Restores a state of save() with an equal fingerprint; returns the number of tokens."""
-        facts, parts = unpack(data)
+    def restore(self, seq: int, data: bytes, draft: str) -> int:
+        """Restores a state of save(); returns the number of tokens."""
         self.forget(seq)
-        if facts["draft"] != fingerprint:
-            raise ArgumentError("the state was saved with another draft: read the text again")
+        facts, parts = unpack(data, draft)
         self.context.memory.restore(self.lane_of(seq), parts[2])
         s = self.of(seq)
         s.tokens = np.frombuffer(parts[0], dtype="<i4").tolist()
@@ -402,3 +485,226 @@ class RowMemory(ABC):
         pinned = np.frombuffer(parts[3], dtype="<f4").reshape(-1, 1, self._n_features)
         s.pinned = dict(zip(facts["pinned"], pinned, strict=True))
         return len(s.tokens)
+
+
+class BlockMemory(RowMemory):
+    """The rows of all sequences, and a block after them: a round's guesses in one decode.
+
+    A round is two calls, however many sequences draft together: one feeds the rows of the tokens
+    that were accepted, one decodes a block as long as was asked for.
+    """
+
+    def __init__(
+        self, context: Context, kind: HeadKind, n_features: int, n_window: int, block: DraftBlock
+    ) -> None:
+        super().__init__(context, kind, n_features, n_window)
+        self._block = block
+        self._slots = Batch(context.n_seq_max * block.n_slots)
+        self._slots.logits = False
+        # The row of the last batch with each sequence's first guess.
+        self._first_row: dict[int, int] = {}
+
+    def ask(self, chains: Sequence[Chain], n: int) -> None:
+        """Feeds the waiting rows, then decodes a block after the rows of each sequence.
+
+        The slots are forgotten at once: their keys and values are of guesses. What was guessed can
+        be read until the next decode.
+        """
+        self._count_asked(len(chains))
+        waiting = [c.seq for c in chains if self.n_waiting(self.of(c.seq)) > 0]
+        if waiting:
+            self.feed(waiting)
+        self._slots.clear()
+        self._first_row.clear()
+        for chain in chains:
+            tokens = self.of(chain.seq).tokens
+            self._first_row[chain.seq] = self._put_block(chain.seq, len(tokens) - 1, tokens[-1], n)
+        try:
+            self.decode(self._slots)
+        except BaseException:
+            with contextlib.suppress(PyllamaSpecError):  # such as of a context that is lost
+                self._forget_guesses(chains)
+            raise
+        self._forget_guesses(chains)
+
+    def _put_block(self, seq: int, position: int, token: int, n: int) -> int:
+        """Adds a block of n guesses after a token; returns the row of its first guess."""
+        slots, is_behind = self._slots, self._block.guesses_behind
+        first_row = slots.n_tokens + (not is_behind)
+        slots.add(token, position, seq, output=is_behind)
+        masks = [self._block.mask_id] * (n - is_behind)
+        slots.extend(masks, position + 1, seq, output_all=True)
+        return first_row
+
+    def step(self, chains: Sequence[Chain]) -> None:
+        """Computes nothing: the block has all guesses."""
+
+    def choice(self, chain: Chain) -> Choice:
+        """A slot's candidates, which may depend on the token before."""
+        before = chain.ids[-1] if chain.ids else chain.request.tokens[-1]
+        row = self._first_row[chain.seq] + len(chain.ids)
+        ids, p, more = self.context.draft_candidates(row, before)
+        return Choice(
+            ids, p, more, confidence=float(more[0]) if self._block.has_confidence else None
+        )
+
+    def try_step(self, i: int) -> None:
+        """Decodes a block of an empty sequence, for timing."""
+        self._slots.clear()
+        self._put_block(0, 0, 0, self._block.max_draft)
+        self.context.decode(self._slots)
+        self.context.memory.remove(0)
+
+    def _forget_guesses(self, chains: Sequence[Chain]) -> None:
+        for chain in chains:
+            self.context.memory.rollback(chain.seq, self.of(chain.seq).n_fed)
+
+    @property
+    def n_seen(self) -> int:
+        """At most the window of its layers."""
+        n = super().n_seen
+        return n if self._block.n_window is None else min(n, self._block.n_window)
+
+
+class HeadsMemory(DraftMemory):
+    """The rows of all sequences once per head, in lanes of one context.
+
+    Each head has a layer of its own and remembers a text of its own. The pairs that are committed
+    are those of RowMemory for all of them, with rows of the target. Where head k is asked, the
+    pairs after the pending token are the guesses of the heads before it:
+
+        position          n            n+1          n+2
+        token          pending         d[1]         d[2]
+        row of      x[n-1], target   head 0's     head 1's
+        head 0         -> d[1]
+        head 1           fed          -> d[2]
+        head 2           fed           fed         -> d[3]
+
+    What a head has not been fed yet waits until it is asked, and is fed in the same call: a draft
+    of n tokens is n calls, and a head that is never asked costs the feeding of prompts alone.
+
+    The engine's memory has places for tokens, and each place a part for the layer of each head: two
+    heads cannot take turns at the same places, since what one head feeds again may come to lie
+    elsewhere. So a head has sequences of its own, its lane.
+    """
+
+    def __init__(
+        self, context: Context, kind: HeadKind, n_features: int, n_window: int, *,
+        n_hidden: int, is_short: bool, n_heads: int,
+    ) -> None:  # fmt: skip
+        super().__init__(context)
+        self._heads = [
+            _Lane(
+                context, kind, n_features, n_window, n_hidden=n_hidden, is_short=is_short, lane=k,
+                n_lanes=n_heads,
+            )
+            for k in range(n_heads)
+        ]  # fmt: skip
+        for head in self._heads:
+            head.owner = self
+
+    def of(self, seq: int) -> SequenceMemory:
+        """The first head's memory of a sequence."""
+        return self._heads[0].of(seq)
+
+    def tokens(self, seq: int) -> list[int]:
+        """The tokens of a sequence."""
+        return self.of(seq).tokens
+
+    def ask(self, chains: Sequence[Chain], n: int) -> None:
+        """Feeds the first head the waiting pairs; sets its guess for each sequence."""
+        self._heads[0].ask(chains, n)
+
+    def step(self, chains: Sequence[Chain]) -> None:
+        """Sets the guesses of the next head, after those of the earlier ones."""
+        for chain in chains:
+            assert chain.choice is not None  # it was extended
+            chain.rows.append(chain.choice.row.copy())
+        # All have been extended as often.
+        self._heads[len(chains[0].ids)].step(chains)
+
+    def try_step(self, i: int) -> None:
+        """Computes a guess of the first head at position i, for timing."""
+        self._heads[0].try_step(i)
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Notes tokens and their rows, and feeds those of a prompt to all heads.
+
+        Noted by all before any is fed: a cancel while one is fed leaves none behind the others.
+        """
+        for head in self._heads:
+            head.note(done)
+        for head in self._heads:
+            head.feed_due(done)
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """How many of the first n_keep tokens the target may keep: the minimum over all heads."""
+        while n_keep:
+            n = min(head.resume_at(seq, n_keep) for head in self._heads)
+            if n == n_keep:
+                break
+            n_keep = n
+        return n_keep
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Keeps the part of the first n_keep tokens."""
+        for head in self._heads:
+            head.truncate(seq, n_keep)
+
+    def copy(self, seq: int, to: int) -> None:
+        """Starts `to` as a copy of `seq`."""
+        for head in self._heads:
+            head.copy(seq, to)
+
+    def save(self, seq: int, draft: str) -> bytes:
+        """The state of a sequence."""
+        return pack({}, [head.save(seq, draft) for head in self._heads], draft)
+
+    def restore(self, seq: int, data: bytes, draft: str) -> int:
+        """Restores a state of save(); returns the number of tokens."""
+        try:
+            _, parts = unpack(data, draft)
+            pairs = zip(self._heads, parts, strict=True)
+            return min(head.restore(seq, part, draft) for head, part in pairs)
+        except BaseException:
+            for head in self._heads:
+                head.forget(seq)
+            raise
+
+
+class _Lane(RowMemory):
+    """The rows of one of several heads."""
+
+    owner: HeadsMemory
+
+    def decode(self, batch: Batch) -> None:
+        """Runs a decode of this head."""
+        self.owner.decode(batch)
+
+    def step(self, chains: Sequence[Chain]) -> None:
+        """Feeds the waiting rows and the guesses after them; sets the next guess."""
+        chains = sorted(chains, key=lambda chain: chain.seq)
+        for chain in chains:
+            self._prepare(chain.seq)
+        n_waiting = sum(self.n_waiting(self.of(c.seq)) + len(c.ids) for c in chains)
+        batch = self._batch
+        if n_waiting > batch.n_max:
+            self.feed(chain.seq for chain in chains)
+        batch.clear()
+        ends = []
+        for chain in chains:
+            seq, s = chain.seq, self.of(chain.seq)
+            if self.n_waiting(s):
+                self._put(batch, seq, self.n_waiting(s), is_read=False)
+            first, n = self.n_ready(s), len(chain.ids)
+            for i, (token, row) in enumerate(zip(chain.ids, chain.rows, strict=True)):
+                batch.add(token, first + i, self.lane_of(seq), output=i == n - 1, row=row)
+            ends.append(batch.n_tokens - 1)
+        self.decode(batch)
+        # Only now: an interrupt before would leave a hole in the memory.
+        for chain, end in zip(chains, ends, strict=True):
+            s = self.of(chain.seq)
+            if self.n_waiting(s):
+                s.n_fed = self.n_ready(s)
+                s.rows.keep_last(KEEP_ROWS)
+            chain.choice = Choice(*self.context.draft_candidates(end))

@@ -10,27 +10,31 @@ from typing import Any
 
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.engine.model import Model
+from pyllama_spec.errors import ArgumentError
 
-_MAGIC, _VERSION = b"PLSD", 3
+_MAGIC, _VERSION = b"PLSD", 4
 _LENGTH = struct.Struct("<I")  # of the JSON text
 # Places of a draft's file that tell it from another one of the same sizes.
 _N_SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
-def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
-    """Packs facts and parts into one block of bytes."""
-    text = json.dumps({**facts, "parts": [len(part) for part in parts]}).encode()
+def pack(facts: Mapping[str, object], parts: Sequence[bytes], draft: str = "") -> bytes:
+    """Packs facts and parts into one block of bytes; `draft` is the fingerprint of the draft."""
+    header = {**facts, "draft": draft, "parts": [len(part) for part in parts]}
+    text = json.dumps(header).encode()
     whole = bytearray(HEADER_BYTES)
     for part in (_LENGTH.pack(len(text)), text, *parts):
         whole += part
     return seal(whole, _MAGIC, _VERSION)
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """Unpacks the facts and parts of pack()."""
+def unpack(data: bytes, draft: str = "") -> tuple[dict[str, Any], list[bytes]]:
+    """Unpacks the facts and parts of pack() with the same draft."""
     body = bytes(unseal(data, _MAGIC, _VERSION, "a drafter's state"))
     at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     facts = json.loads(body[_LENGTH.size : at])
+    if facts["draft"] != draft:
+        raise ArgumentError("the state was saved with another draft: read the text again")
     parts = []
     for size in facts.pop("parts"):
         parts.append(body[at : at + size])

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.base import Committed, Draft, Drafter, DraftRequest
-from pyllama_spec.drafters.chain import Chain, ChainDrafter
+from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
+from pyllama_spec.drafters.chain import Chain, Choice, DraftMemory, fill, passed
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.drafters.model_drafter import (
-    Choice,
-    add_lookup,
+    ModelDrafter,
     note_of_few_bits,
-    passed,
     step_share,
     type_of_weights,
 )
@@ -191,7 +188,7 @@ class SequenceText:
     is_torn: bool = False
 
 
-class TokenMemory:
+class TokenMemory(DraftMemory):
     """The texts of all sequences, in a draft model's context.
 
         the text           x[0] ... x[n-1]                    committed, the last one pending
@@ -206,20 +203,16 @@ class TokenMemory:
     It decodes nothing before the first draft, so a text without drafts costs nothing.
 
     Attributes:
-        n_calls: the number of decodes, for callers that count the cost.
         n_read: the number of decoded tokens.
-        draws: by sequence, the random numbers of requests whose tokens are drawn; set while they
-            are drafted.
     """
 
     def __init__(self, context: Context, vocab: VocabMap, n_window: int, n_guesses: int) -> None:
-        self.context, self.vocab = context, vocab
-        self.n_calls = self.n_read = 0
+        super().__init__(context)
+        self.vocab, self.n_read = vocab, 0
         self._n_window, self._n_guesses = n_window, n_guesses
         self._has_state = context.model.info.has_recurrent_state
         self._batch = Batch(context.n_batch)
         self._sequences: dict[int, SequenceText] = {}
-        self.draws: Mapping[int, TokenDraws] = {}
 
     def of(self, seq: int) -> SequenceText:
         """The memory of a sequence."""
@@ -230,7 +223,11 @@ class TokenMemory:
             self._sequences[seq] = text
         return self._sequences[seq]
 
-    # ---- what it is given
+    def tokens(self, seq: int) -> list[int]:
+        """The tokens of a sequence, as ids of the target."""
+        return self.of(seq).tokens
+
+    # ---- the text
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes tokens without computing."""
@@ -255,10 +252,6 @@ class TokenMemory:
             del s.ids[s.ends[n_keep - 1] :], s.ends[n_keep:]
         s.n_equal = min(s.n_equal, len(s.ids))
 
-    def resume_at(self, seq: int, n_keep: int) -> int:
-        """n_keep: the draft needs no row of the target."""
-        return n_keep
-
     def forget(self, seq: int) -> None:
         """Drops a sequence."""
         if self._sequences.pop(seq, None) is not None:
@@ -271,16 +264,11 @@ class TokenMemory:
         self.context.memory.copy(seq, to)
         tokens = list(s.tokens)
         ids = tokens if self.vocab.is_identity else list(s.ids)
-        self._sequences[to] = SequenceText(
-            tokens, ids, list(s.ends), list(s.held), s.n_equal, s.base, s.first, s.checkpoint,
-            s.n_checkpoint, s.is_torn,
-        )  # fmt: skip
+        self._sequences[to] = replace(
+            s, tokens=tokens, ids=ids, ends=list(s.ends), held=list(s.held)
+        )
 
-    # ---- what it is asked for
-
-    def n_fed(self, seq: int) -> int:
-        """The position after the text."""
-        return len(self._sequences[seq].ids)
+    # ---- drafting
 
     def n_unread(self, seq: int) -> int:
         """The number of the text's ids that the context does not hold."""
@@ -291,28 +279,35 @@ class TokenMemory:
         """Whether the draft can read any of the text."""
         return bool(self.of(seq).ids)
 
-    def ask(self, seqs: Iterable[int]) -> dict[int, Choice]:
-        """Feeds the missing ids of each text; returns the guess after it."""
-        left = sorted(seqs)
+    def ask(self, chains: Sequence[Chain], n: int) -> None:
+        """Feeds the missing ids of each text; sets the guess after it."""
+        by_seq = {chain.seq: chain for chain in chains}
+        left = sorted(by_seq)
         for seq in left:
             self._go_back(seq, self._sequences[seq])
-        choices: dict[int, Choice] = {}
-        asked = list(left)
         while left:
-            parts = self._fill(left)
+            parts = fill(self._batch, left, self._n_missing, self._put)
             self._decode_for(self._batch, [self._sequences[seq] for seq, _, _ in parts])
             # Only now: an interrupt before would leave a hole in the memory.
-            for seq, n, end in parts:
+            for seq, n_fed, end in parts:
                 s = self._sequences[seq]
-                s.held.extend(s.ids[len(s.held) : len(s.held) + n])
+                s.held.extend(s.ids[len(s.held) : len(s.held) + n_fed])
                 s.n_equal = len(s.held)
                 if end is not None:
-                    choices[seq] = self.choice(seq, end)
+                    by_seq[seq].choice = self._choice_at(end, by_seq[seq].request.draws)
         if self._has_state:
-            for seq in asked:
+            for seq in by_seq:
                 s = self._sequences[seq]
                 s.checkpoint, s.n_checkpoint = self.context.memory.checkpoint(seq), len(s.held)
-        return choices
+
+    def _n_missing(self, seq: int) -> int:
+        s = self._sequences[seq]
+        return len(s.ids) - len(s.held)
+
+    def _put(self, seq: int, n: int, is_end: bool) -> None:
+        s = self._sequences[seq]
+        at = len(s.held)
+        self._batch.extend(s.ids[at : at + n], at - s.base, seq, output_last=is_end)
 
     def _go_back(self, seq: int, s: SequenceText) -> None:
         """Rolls the context back to a prefix of the text, at least one token shorter."""
@@ -368,40 +363,24 @@ class TokenMemory:
             self.context.memory.remove(seq, s.first - s.base, first - s.base)
             s.first = first
 
-    def _fill(self, left: list[int]) -> list[tuple[int, int, int | None]]:
-        """Fills the batch with unread ids of these sequences, in order.
-
-        Returns for each sequence its number, how many it has in the batch, and the row of its last
-        one where none is left, else None.
-        """
+    def step(self, chains: Sequence[Chain]) -> None:
+        """Feeds each chain's newest token; ends a chain whose token the draft lacks (a prior's)."""
         batch = self._batch
         batch.clear()
-        parts: list[tuple[int, int, int | None]] = []
-        while left and batch.n_tokens < batch.n_max:
-            s = self._sequences[left[0]]
-            at = len(s.held)
-            n = min(len(s.ids) - at, batch.n_max - batch.n_tokens)
-            is_end = at + n == len(s.ids)
-            batch.extend(s.ids[at : at + n], at - s.base, left[0], output_last=is_end)
-            parts.append((left[0], n, batch.n_tokens - 1 if is_end else None))
-            if is_end:
-                left.pop(0)
-        return parts
-
-    def guess(
-        self, guesses: Sequence[tuple[int, Sequence[int]]], batch: Batch
-    ) -> dict[int, Choice]:
-        """Feeds guesses after the texts of some sequences; returns the guess after each."""
-        batch.clear()
-        ends = []
-        for seq, ids in guesses:
-            s = self._sequences[seq]
-            batch.extend(ids, len(s.held) - s.base, seq, output_last=True)
-            ends.append(batch.n_tokens - 1)
-        self._decode_for(batch, [self._sequences[seq] for seq, _ in guesses])
-        for seq, ids in guesses:
-            self._sequences[seq].held.extend(ids)
-        return {seq: self.choice(seq, end) for (seq, _), end in zip(guesses, ends, strict=True)}
+        going: list[tuple[Chain, tuple[int, ...], int]] = []
+        for chain in chains:
+            ids = self.vocab.to_draft(chain.ids[-1])[:_MAX_PER_GUESS]
+            chain.choice = None
+            if ids:
+                s = self._sequences[chain.seq]
+                batch.extend(ids, len(s.held) - s.base, chain.seq, output_last=True)
+                going.append((chain, ids, batch.n_tokens - 1))
+        if not going:
+            return
+        self._decode_for(batch, [self._sequences[chain.seq] for chain, _, _ in going])
+        for chain, ids, end in going:
+            self._sequences[chain.seq].held.extend(ids)
+            chain.choice = self._choice_at(end, chain.request.draws)
 
     def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
         """Feeds a guess after the text of each sequence, and further ones while they continue.
@@ -428,10 +407,10 @@ class TokenMemory:
         self.n_calls += max(n_steps)
         self.n_read += sum(n_steps)
 
-    def choice(self, seq: int, row: int) -> Choice:
+    def _choice_at(self, row: int, draws: TokenDraws | None) -> Choice:
         """The draft's choice at a row of the last batch, among ids that the target has."""
-        if seq in self.draws:
-            return self._drawn(self.draws[seq], row)
+        if draws is not None:
+            return self._drawn(draws, row)
         likely = self.context.likeliest(row, self.vocab.counterparts)
         return self._choice(-1, 0.0) if likely is None else self._choice(*likely)
 
@@ -466,29 +445,25 @@ class TokenMemory:
 
     def decode(self, batch: Batch) -> None:
         """Runs a decode of the draft."""
-        self.n_calls += 1
         self.n_read += batch.n_tokens
-        self.context.decode(batch)
+        super().decode(batch)
 
     # ---- a state that outlasts a request
 
-    def save(self, seq: int, fingerprint: str) -> bytes:
-        """The state of a sequence, for restore()."""
+    def save(self, seq: int, draft: str) -> bytes:
+        """The state of a sequence."""
         s = self.of(seq)
         facts = {
-            "draft": fingerprint, "base": s.base, "first": s.first,
-            "n_checkpoint": s.n_checkpoint, "is_torn": s.is_torn,
+            "base": s.base, "first": s.first, "n_checkpoint": s.n_checkpoint, "is_torn": s.is_torn,
         }  # fmt: skip
         tokens, held = (np.array(ids, dtype="<i4").tobytes() for ids in (s.tokens, s.held))
         state = self.context.memory.save(seq)
-        return pack(facts, [tokens, held, state, bytes(s.checkpoint or b"")])
+        return pack(facts, [tokens, held, state, bytes(s.checkpoint or b"")], draft)
 
-    def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Restores a state of save() with an equal fingerprint; returns the number of tokens."""
-        facts, parts = unpack(data)
+    def restore(self, seq: int, data: bytes, draft: str) -> int:
+        """Restores a state of save(); returns the number of tokens."""
         self.forget(seq)
-        if facts["draft"] != fingerprint:
-            raise ArgumentError("the state was saved with another draft: read the text again")
+        facts, parts = unpack(data, draft)
         self.context.memory.restore(seq, parts[2])
         s = self.of(seq)
         self.commit([Committed(seq, np.frombuffer(parts[0], dtype="<i4").tolist(), 0)])
@@ -498,50 +473,50 @@ class TokenMemory:
         return len(s.tokens)
 
 
-NAME = "draft-model"
-# Tokens that are drafted per round by default: each costs a whole decode.
-_MAX_DRAFT = 4
-# And with a controller that ends drafts where they do not pay.
-_MAX_ADAPTIVE = 8
 # A token of the target that the draft lacks becomes several of its own.
 _MAX_PER_GUESS = 16
 
 
-class SmallModel(ChainDrafter[TokenMemory]):
+class SmallModel(ModelDrafter[TokenMemory]):
     """Drafts in a chain with an ordinary model."""
 
+    name = "draft-model"
+    title = "a model that generates text"
+    lengths = (4, 8)
     draws_tokens = True
 
     def __init__(
         self,
         model: Model | str | os.PathLike[str],
-        max_draft: int = _MAX_DRAFT,
+        max_draft: int | None = None,
         **options: Unpack[FileOptions],
     ) -> None:
-        super().__init__(model, NAME, "a model that generates text", max_draft=max_draft, **options)
+        super().__init__(model, max_draft, **options)
         self._vocab: VocabMap | None = None
         self._type = type_of_weights(self.model)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Drafts as ChainDrafter.propose(); draws for requests that want it."""
-        memory = self.memory_or_fail()
-        memory.draws = {r.seq: r.draws for r in requests if r.draws is not None}
+    @classmethod
+    def open(cls, path: Any, options: DraftOptions) -> Drafter:
+        """Opens a model, with lookups and n-grams beside it unless options.lookup is 0."""
         try:
-            return super().propose(requests)
-        finally:
-            memory.draws = {}
+            return super().open(path, options)
+        except UnknownArchitectureError as error:
+            raise UnsupportedError(
+                f"drafts of kind {error.arch!r} are not supported by this version ({path.name}); "
+                'draft="prompt-lookup" needs no file'
+            ) from None
 
     def layers_read(self) -> tuple[int, ...]:
         """None: it reads only the target's text."""
         return ()
 
-    def why_not(self, model: Model, kind: str) -> str:
+    def why_not(self, model: Model) -> str:
         """The reason why a model cannot draft by itself."""
         info = model.info
         if info.n_target_layers:
-            return f"({info.arch}) is a draft that reads rows of its target, not {kind}"
+            return f"({info.arch}) is a draft that reads rows of its target, not {self.title}"
         if model.is_encoder or info.has_encoder or info.is_diffusion:
-            return f"({info.arch}) is not {kind}"
+            return f"({info.arch}) is not {self.title}"
         return ""
 
     def check(self, target: Model) -> None:
@@ -559,7 +534,6 @@ class SmallModel(ChainDrafter[TokenMemory]):
         n_batch = max(min(params.n_batch, params.n_ubatch), _MAX_PER_GUESS * params.n_seq_max)
         n_guesses = self.max_draft * (1 if self._vocab.is_identity else _MAX_PER_GUESS)
         context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
-        self._step = Batch(n_batch)
         self.step_share = step_share(self.model, target.model)
         if self._type is not None:
             less = "it may agree with the target less often than with 8 bits"
@@ -583,15 +557,6 @@ class SmallModel(ChainDrafter[TokenMemory]):
 
             memory.draft_on({c.seq: c.ids[-1] for c in going}, goes_on)
 
-    def step_all(self, chains: Sequence[Chain]) -> None:
-        """Feeds each chain's newest token; ends a chain whose token the draft lacks (a prior's)."""
-        memory = self.memory_or_fail()
-        guesses = [(c.seq, memory.vocab.to_draft(c.ids[-1])[:_MAX_PER_GUESS]) for c in chains]
-        known = [(seq, ids) for seq, ids in guesses if ids]
-        choices = memory.guess(known, self._step) if known else {}
-        for chain in chains:
-            chain.choice = choices.get(chain.seq)
-
     def describe(self) -> dict[str, Any]:
         """The draft's file, sizes, and share of the target's vocabulary."""
         facts = super().describe()
@@ -603,15 +568,3 @@ class SmallModel(ChainDrafter[TokenMemory]):
             facts["vocabulary"] = "the target's" if vocab.is_identity else "another one"
             facts["shared_tokens"], facts["target_tokens"] = vocab.n_shared, vocab.n_target
         return facts
-
-
-def open_small_model(path: Path, options: DraftOptions) -> Drafter:
-    """Opens a model, with lookups and n-grams beside it unless options.lookup is 0."""
-    try:
-        model = SmallModel(path, options.length(_MAX_DRAFT, _MAX_ADAPTIVE), **options.of_file())
-    except UnknownArchitectureError as error:
-        raise UnsupportedError(
-            f"drafts of kind {error.arch!r} are not supported by this version ({path.name}); "
-            'draft="prompt-lookup" needs no file'
-        ) from None
-    return add_lookup(model, options)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.options import Option
 
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = 3.4028234e38
@@ -169,3 +170,27 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
         raise ArgumentError("tensor_split", split, "a list of numbers")
     shares = listed(split, "tensor_split")
     return [min(real(x, "tensor_split", 0.0), FLOAT32_MAX) for x in shares]
+
+
+def checked(option: Option, value: object) -> Any:
+    """The value of an option, checked by its own function, or its type, bounds and choices."""
+    if option.check is not None:
+        return option.check(value, option.name)
+    if value is None and option.is_optional:
+        return None
+    if option.kind == "bool":
+        return boolean(value, option.name)
+    if option.choices:
+        one_of(value, option.choices, option.name)
+    elif option.kind == "str":
+        return text(value, option.name)
+    if option.kind == "int":
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # as JSON of other programs has it
+        if option.low is None:
+            return integer(value, option.name)
+        high = INT32_MAX if option.high is None else int(option.high)
+        return count(value, option.name, int(option.low), high)
+    if option.low is None:
+        return value
+    return real(value, option.name, option.low, math.inf if option.high is None else option.high)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
 _FIELDS = {field.name: field for field in fields(RequestOptions)}
-# The members of MoreOptions that change an answer's form or place.
+# The options that change an answer's form or place.
 _NOT_FOR_HANDLERS = (
     "n", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
     "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
@@ -251,9 +251,9 @@ class ChatCompletions:
                 "generate_chat_steps() does not support the chat_handler of this Llama; call "
                 "create_chat_completion()"
             )
-        stops = keywords.get("stop") or ()
-        stops = [stops] if isinstance(stops, str) else stops
         if self.form.stops:
+            stops = keywords.get("stop") or ()
+            stops = [stops] if isinstance(stops, str) else stops
             keywords["stop"] = [*stops, *self.form.stops]
         template = llm.template
         variables = template_variables(chat_template_kwargs)

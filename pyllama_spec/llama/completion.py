@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 from pyllama_spec.chat.prompts import check_fits, fim_tokens, prompt_tokens
 from pyllama_spec.engine.checks import boolean, instance
@@ -35,48 +35,8 @@ from pyllama_spec.llama.responses import (
 )
 from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.options import Acceptance, RequestOptions
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative.sequence import n_common
-
-# One prompt, as text or as ids; or a list of them.
-Prompts = str | bytes | Sequence[int] | Sequence[str | bytes] | Sequence[Sequence[int]]
-
-
-class MoreOptions(TypedDict, total=False):
-    """Request options that llama-cpp-python lacks: see RequestOptions."""
-
-    min_keep: int
-    top_n_sigma: float
-    penalty_last_n: int | None
-    penalize_prompt: bool | None
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_penalty_last_n: int
-    dry_breakers: Sequence[str]
-    xtc_probability: float
-    xtc_threshold: float
-    n: int
-    max_completion_tokens: int | None
-    min_tokens: int
-    ignore_eos: bool
-    stop_token_ids: Sequence[int] | None
-    bad_words: str | Sequence[str] | None
-    include_stop_str_in_output: bool
-    thinking_token_budget: int | None
-    reasoning_effort: str | None
-    continue_final_message: bool | str | None
-    add_generation_prompt: bool | None
-    return_token_ids: bool
-    stream_options: Mapping[str, Any] | None
-    user: str | None
-    remember: bool
-    context_shift: bool
-    n_keep: int
-    return_token_sources: bool
-    n_draft: int | None
-    prediction: str | None
-    acceptance: Acceptance | None
 
 
 class Completions:

@@ -16,7 +16,7 @@ from functools import wraps
 from pathlib import Path, PurePosixPath
 from time import perf_counter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.engine import Adapter, Context, Model
@@ -31,8 +31,17 @@ from pyllama_spec.errors import (
     UnsupportedError,
 )
 from pyllama_spec.llama.caches import BaseLlamaCache
+from pyllama_spec.llama.calls import (
+    CHAT,
+    TEXT,
+    ChatCall,
+    Prompts,
+    TextCall,
+    async_call_of,
+    call_of,
+)
 from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
-from pyllama_spec.llama.completion import Completions, Prompts
+from pyllama_spec.llama.completion import Completions
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
 from pyllama_spec.llama.event_loop import answered
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
@@ -57,16 +66,12 @@ from pyllama_spec.llama.open_options import (
 from pyllama_spec.llama.responses import Response, Stream, answering_model
 from pyllama_spec.llama.token_calls import ScoreTable, TokenCalls
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
+from pyllama_spec.options import options_of
 from pyllama_spec.requests.generation import Generation, Runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import make_controller
 from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.target_batch import DecodeCounts
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from pyllama_spec.llama.completion import MoreOptions
 
 __all__ = ["Llama", "LlamaState"]
 
@@ -116,7 +121,7 @@ class Llama(TokenCalls, Closeable):
         draft = draft if draft_model is None else drafter_of(draft_model, draft)
         params = options.context_params()
         attributes = options.attributes()
-        last_n, adapters = options.penalty_window(), options.adapters()
+        last_n, adapters = options.last_n_tokens_size, options.adapters()
         store = PrefixStore(options.store_bytes())
         with thread_log_level("info") if options.verbose else contextlib.nullcontext():
             controller = make_controller(options.controller, options.p_min)
@@ -127,7 +132,7 @@ class Llama(TokenCalls, Closeable):
                 why_not = why_not_generating(model, options.vocab_only, options.embedding)
                 runtime = None if why_not else open_runtime(
                     model, params, drafter, options.n_draft, options.n_parallel, controller,
-                    wants_rows=options.logits_all, max_waiting=options.queue_limit(), store=store,
+                    wants_rows=options.logits_all, max_waiting=options.max_waiting, store=store,
                     acceptance=options.acceptance,
                 )  # fmt: skip
         opened = OpenModel(model, runtime, why_not, own, options.seed)
@@ -201,8 +206,8 @@ class Llama(TokenCalls, Closeable):
     @property
     def file_keywords(self) -> dict[str, object]:
         """The keywords that may name a file, each with its value."""
-        names = ("model_path", "draft", "lora_path", "draft_memory")
-        return {name: getattr(self._opened_with, name) for name in names}
+        known = options_of(OpenOptions).values()
+        return {one.name: getattr(self._opened_with, one.name) for one in known if one.is_path}
 
     # ---- the vocabulary
 
@@ -369,43 +374,10 @@ class Llama(TokenCalls, Closeable):
     # ---- completions
 
     # fmt: off
-    @overload
+    @call_of(TextCall, TEXT)
     def create_completion(
-        self, prompt: Prompts, suffix: str | None = ..., max_tokens: int | None = ...,
-        temperature: float | None = ...,
-        top_p: float = ..., min_p: float = ..., typical_p: float = ...,
-        logprobs: int | None = ..., echo: bool = ..., stop: str | Sequence[str] | None = ...,
-        frequency_penalty: float = ..., presence_penalty: float = ..., repeat_penalty: float = ...,
-        top_k: int = ..., stream: Literal[False] = ..., seed: int | None = ..., tfs_z: float = ...,
-        mirostat_mode: int = ..., mirostat_tau: float = ..., mirostat_eta: float = ...,
-        model: str | None = ..., stopping_criteria: Any = ..., logits_processor: Any = ...,
-        grammar: Any = ..., logit_bias: Mapping[Any, float] | None = ..., *,
-        response_format: Mapping[str, Any] | None = ..., progress: bool | None = ...,
-        **more: Unpack[MoreOptions],
-    ) -> Response: ...
-
-    @overload
-    def create_completion(
-        self, prompt: Prompts, *, stream: Literal[True], **more: Any,
-    ) -> Stream: ...
-
-    @overload
-    def create_completion(
-        self, prompt: Prompts, *options: Any, **more: Any,
-    ) -> Response | Stream: ...
-
-    def create_completion(  # noqa: D417 - the like share a line
-        self, prompt: Prompts, suffix: str | None = None, max_tokens: int | None = 16,
-        temperature: float | None = 0.8,
-        top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
-        logprobs: int | None = None, echo: bool = False, stop: str | Sequence[str] | None = (),
-        frequency_penalty: float = 0.0, presence_penalty: float = 0.0, repeat_penalty: float = 1.0,
-        top_k: int = 40, stream: bool = False, seed: int | None = None, tfs_z: float = 1.0,
-        mirostat_mode: int = 0, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1,
-        model: str | None = None, stopping_criteria: Any = None, logits_processor: Any = None,
-        grammar: Any = None, logit_bias: Mapping[Any, float] | None = None, *,
-        response_format: Mapping[str, Any] | None = None, progress: bool | None = None,
-        **more: Any,
+        self, prompt: Prompts, *, suffix: str | None, echo: bool, stream: bool, model: str | None,
+        progress: bool | None = None, **options: Any,
     ) -> Response | Stream:
         # fmt: on
         """Continues a text, or each text of a list.
@@ -421,7 +393,7 @@ class Llama(TokenCalls, Closeable):
             stream: give chunks as they come instead of one result; for one prompt.
             progress: show a bar while a list is answered; None for what verbose says.
             model: the name in the result; the path by default.
-            more: any other field of RequestOptions, which also says what the rest is.
+            options: those of RequestOptions.
 
         Returns:
             A dict as OpenAI's text completion, with `speculation` and `timing`; or a Stream of
@@ -433,15 +405,6 @@ class Llama(TokenCalls, Closeable):
             PyllamaSpecError: whatever Generation raises.
 
         """
-        options: dict[str, Any] = {
-            "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
-            "min_p": min_p, "typical_p": typical_p, "logprobs": logprobs, "stop": stop,
-            "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
-            "repeat_penalty": repeat_penalty, "seed": seed, "tfs_z": tfs_z, "grammar": grammar,
-            "mirostat_mode": mirostat_mode, "mirostat_tau": mirostat_tau, "logit_bias": logit_bias,
-            "mirostat_eta": mirostat_eta, "stopping_criteria": stopping_criteria,
-            "logits_processor": logits_processor, "response_format": response_format, **more,
-        }  # fmt: skip
         return self._completions.create(
             self, prompt, suffix, options, model=model, echo=echo, stream=stream, progress=progress
         )
@@ -456,50 +419,12 @@ class Llama(TokenCalls, Closeable):
             return self.create_completion(*options, **more)
 
     # fmt: off
-    @overload
-    def create_chat_completion(
-        self, messages: Sequence[Message], functions: Any = ..., function_call: Any = ...,
-        tools: Any = ..., tool_choice: Any = ..., temperature: float | None = ...,
-        top_p: float = ...,
-        top_k: int = ..., min_p: float = ..., typical_p: float = ..., stream: Literal[False] = ...,
-        stop: str | Sequence[str] | None = ..., seed: int | None = ...,
-        response_format: Mapping[str, Any] | None = ..., max_tokens: int | None = ...,
-        presence_penalty: float = ..., frequency_penalty: float = ..., repeat_penalty: float = ...,
-        tfs_z: float = ..., mirostat_mode: int = ..., mirostat_tau: float = ...,
-        mirostat_eta: float = ..., model: str | None = ..., logits_processor: Any = ...,
-        grammar: Any = ..., logit_bias: Mapping[Any, float] | None = ...,
-        logprobs: bool | None = ..., top_logprobs: int | None = ..., *,
-        stopping_criteria: Any = ..., parallel_tool_calls: bool | None = ...,
-        reasoning_format: str | None = ..., chat_template_kwargs: Mapping[str, Any] | None = ...,
-        **more: Unpack[MoreOptions],
-    ) -> Response: ...
-
-    @overload
-    def create_chat_completion(
-        self, messages: Sequence[Message], *, stream: Literal[True], **more: Any,
-    ) -> Stream: ...
-
-    @overload
-    def create_chat_completion(
-        self, messages: Sequence[Message], *options: Any, **more: Any,
-    ) -> Response | Stream: ...
-
+    @call_of(ChatCall, CHAT)
     def create_chat_completion(  # noqa: D417 - the like share a line
-        self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] | None = None,
-        function_call: Any = None, tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None, temperature: float | None = 0.2,
-        top_p: float = 0.95, top_k: int = 40,
-        min_p: float = 0.05, typical_p: float = 1.0, stream: bool = False,
-        stop: str | Sequence[str] | None = (), seed: int | None = None,
-        response_format: Mapping[str, Any] | None = None, max_tokens: int | None = None,
-        presence_penalty: float = 0.0, frequency_penalty: float = 0.0, repeat_penalty: float = 1.0,
-        tfs_z: float = 1.0, mirostat_mode: int = 0, mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1, model: str | None = None, logits_processor: Any = None,
-        grammar: Any = None, logit_bias: Mapping[Any, float] | None = None,
-        logprobs: bool | None = None, top_logprobs: int | None = None, *,
-        stopping_criteria: Any = None, parallel_tool_calls: bool | None = None,
-        reasoning_format: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
-        **more: Any,
+        self, messages: Sequence[Message], *, tools: Any, tool_choice: Any, functions: Any,
+        function_call: Any, stream: bool, model: str | None, logprobs: bool | None,
+        top_logprobs: int | None, parallel_tool_calls: bool | None = None,
+        reasoning_format: str | None = None, chat_template_kwargs: Any = None, **options: Any,
     ) -> Response | Stream:
         # fmt: on
         """Answers a chat: a dict in OpenAI's format, or with stream=True a Stream.
@@ -516,8 +441,7 @@ class Llama(TokenCalls, Closeable):
                 top_logprobs alone has no effect.
             chat_template_kwargs: variables for the template, such as {"enable_thinking": False}.
             model: the name in the result; the path by default.
-            max_tokens: None for up to the context's end.
-            more: any other field of RequestOptions, which also says what the rest is.
+            options: those of RequestOptions; max_tokens is None, and temperature 0.2, by default.
 
         Raises:
             ArgumentError: the messages, or an option, are malformed.
@@ -525,38 +449,15 @@ class Llama(TokenCalls, Closeable):
             PyllamaSpecError: whatever Generation raises.
 
         """
-        options: dict[str, Any] = {
-            "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
-            "typical_p": typical_p, "stop": stop, "seed": seed, "max_tokens": max_tokens,
-            "response_format": response_format, "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty, "repeat_penalty": repeat_penalty,
-            "tfs_z": tfs_z, "mirostat_mode": mirostat_mode, "mirostat_tau": mirostat_tau,
-            "mirostat_eta": mirostat_eta, "logits_processor": logits_processor,
-            "grammar": grammar, "logit_bias": logit_bias,
-        }  # fmt: skip
+        theirs = {name: options.pop(name) for name in CHAT if name in options}
         return self._chats.create(
-            self, messages, (tools, tool_choice, functions, function_call), options,
-            {**more, "stopping_criteria": stopping_criteria},
+            self, messages, (tools, tool_choice, functions, function_call), theirs, options,
             stream=stream, model=model, logprobs=logprobs, top_logprobs=top_logprobs,
             parallel_tool_calls=parallel_tool_calls, reasoning_format=reasoning_format,
             chat_template_kwargs=chat_template_kwargs,
         )  # fmt: skip
 
-    @overload
-    async def acreate_completion(
-        self, *options: Any, stream: Literal[False] = ..., **more: Any
-    ) -> Response: ...
-
-    @overload
-    async def acreate_completion(
-        self, *options: Any, stream: Literal[True], **more: Any
-    ) -> Stream: ...
-
-    @overload
-    async def acreate_completion(
-        self, *options: Any, stream: bool, **more: Any
-    ) -> Response | Stream: ...
-
+    @async_call_of(TextCall, TEXT)
     async def acreate_completion(
         self, *options: Any, stream: bool = False, **more: Any
     ) -> Response | Stream:
@@ -576,21 +477,7 @@ class Llama(TokenCalls, Closeable):
         )
         return answer
 
-    @overload
-    async def acreate_chat_completion(
-        self, *options: Any, stream: Literal[False] = ..., **more: Any
-    ) -> Response: ...
-
-    @overload
-    async def acreate_chat_completion(
-        self, *options: Any, stream: Literal[True], **more: Any
-    ) -> Stream: ...
-
-    @overload
-    async def acreate_chat_completion(
-        self, *options: Any, stream: bool, **more: Any
-    ) -> Response | Stream: ...
-
+    @async_call_of(ChatCall, CHAT)
     async def acreate_chat_completion(
         self, *options: Any, stream: bool = False, **more: Any
     ) -> Response | Stream:
@@ -712,9 +599,7 @@ class Llama(TokenCalls, Closeable):
         vectors, n_tokens = self.embed(listed, return_count=True)
         return response(vectors, n_tokens, answering_model(self.model_path, model))
 
-    def rank(
-        self, query: str, documents: Sequence[str], *, truncate: bool = True
-    ) -> list[float]:
+    def rank(self, query: str, documents: Sequence[str], *, truncate: bool = True) -> list[float]:
         """The scores of a reranker for each document and a query, higher for a better match.
 
         The model is one with pooling type "rank", opened with embedding=True. A pair is written as

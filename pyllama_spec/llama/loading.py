@@ -12,8 +12,13 @@ from time import perf_counter
 
 from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
-from pyllama_spec.drafters.registry import check_draft, is_draft
+from pyllama_spec.drafters.registry import (
+    check_draft,
+    is_draft,
+    make_drafter_for,
+    open_before,
+    wants_head,
+)
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.closeable import closed_on_failure
@@ -122,10 +127,6 @@ def check_options(options: OpenOptions) -> None:
     controller = make_controller(options.controller, options.p_min)
     check_parallel(options.n_parallel, options.context_params())
     check_seed(options.seed)
-    options.penalty_window()
-    options.queue_limit()
-    options.store_bytes()
-    options.adapters()
     check_arguments(**options.model_arguments())
     check_form(options.chat_format, options.chat_template)
     drafts = options.draft_options(progress=None, is_adaptive=controller.wants_costs)

@@ -6,25 +6,28 @@ A new keyword is a field of OpenOptions with its line in the docstring, and the 
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model, default_n_threads
-from pyllama_spec.engine.checks import count, integer, meant, one_of, real
+from pyllama_spec.engine.checks import checked, integer, meant, one_of
 from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.engine.system import memory_bytes
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown, warn
+from pyllama_spec.options import option, options_of, typed_values
 from pyllama_spec.requests.options import ACCEPTANCE, Acceptance
 from pyllama_spec.speculative import ControllerChoice
+from pyllama_spec.speculative.controller.choice import NAMES
 
 # f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
 ChatHandler = Callable[..., Any]
@@ -35,17 +38,8 @@ SPLIT_MODES = ("none", "layer", "row", "tensor")
 KV_TYPES = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 30: "bf16",
 }  # fmt: skip
-_ROPE_SCALING, _POOLING, _ATTENTION = (
-    {number: name for name, number in numbers.items()}
-    for numbers in (ROPE_SCALING, POOLING, ATTENTION)
-)
-
-_NUMBER_OF_TYPE = {name: number for number, name in KV_TYPES.items()}
-
 # What copies of past prompts may take where nothing is said.
 _STORE_BYTES = 2 << 30
-_FLAGS = ("logits_all", "embedding", "no_perf", "verbose", "spm_infill")
-_FLAGS_OR_NONE = ("op_offload", "swa_full")
 # Keywords that a Llama has no attribute for: they are used up while it is opened.
 _NO_ATTRIBUTES = frozenset(
     ("draft", "n_draft", "p_min", "lookup", "controller", "chat_template", "acceptance")
@@ -53,6 +47,14 @@ _NO_ATTRIBUTES = frozenset(
 # Keywords of older versions, which LangChain still hands on. They said what the model's file says
 # today, or changed nothing.
 _OF_OLD = ("n_parts", "f16_kv", "n_gqa", "rms_norm_eps", "mul_mat_q", "low_vram")
+
+
+def _named(numbers: Mapping[str | None, int]) -> Mapping[int, str | None]:
+    return {number: name for name, number in numbers.items()}
+
+
+def _names(numbers: Mapping[str | None, int]) -> tuple[str, ...]:
+    return tuple(name for name in numbers if name is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,69 +151,203 @@ class OpenOptions:
 
     """
 
+    # fmt: off
     model_path: str | os.PathLike[str]
     _: KW_ONLY
-    n_gpu_layers: int = 0
-    split_mode: SplitMode | int = "layer"
-    main_gpu: int = 0
-    tensor_split: Sequence[float] | None = None
-    vocab_only: bool = False
-    use_mmap: bool = True
-    use_mlock: bool = False
-    kv_overrides: Mapping[str, Override] | None = None
+    n_gpu_layers: int = option(
+        0, part="model", words={"auto": -1, "all": -1}, cli="-ngl --n-gpu-layers", metavar="N",
+        cli_default=None, group="target", help="layers on devices; -1: all [none]",
+        server="-ngl --gpu-layers --n-gpu-layers", variable="ARG_N_GPU_LAYERS",
+    )
+    split_mode: SplitMode | int = option(
+        "layer", part="model", numbers=dict(enumerate(SPLIT_MODES)),
+        server="-sm --split-mode", variable="ARG_SPLIT_MODE",
+    )
+    main_gpu: int = option(0, part="model", server="-mg --main-gpu", variable="ARG_MAIN_GPU")
+    tensor_split: Sequence[float] | None = option(
+        None, part="model", server="-ts --tensor-split", variable="ARG_TENSOR_SPLIT"
+    )
+    vocab_only: bool = option(False, part="model")
+    use_mmap: bool = option(True, part="model", server="--mmap", server_off="--no-mmap")
+    use_mlock: bool = option(False, part="model", server="--mlock")
+    kv_overrides: Mapping[str, Override] | None = option(
+        None, part="model", read=typed_values, is_repeated=True, server="--override-kv"
+    )
     seed: int | None = None
-    n_ctx: int | None = 512
-    n_batch: int = 512
-    n_ubatch: int = 512
-    n_threads: int | None = None
-    n_threads_batch: int | None = None
-    rope_scaling_type: str | int | None = None
-    pooling_type: str | int | None = None
-    attention_type: str | int | None = None
-    rope_freq_base: float = 0.0
-    rope_freq_scale: float = 0.0
-    yarn_ext_factor: float = -1.0
-    yarn_attn_factor: float = -1.0
-    yarn_beta_fast: float = -1.0
-    yarn_beta_slow: float = -1.0
-    yarn_orig_ctx: int = 0
+    n_ctx: int | None = option(
+        512, part="context", is_0_none=True, cli="-c --n-ctx", cli_default=4096, group="draft",
+        help="context length", server="-c --ctx-size", variable="ARG_CTX_SIZE",
+    )
+    n_batch: int = option(512, part="context", server="-b --batch-size", variable="ARG_BATCH")
+    n_ubatch: int = option(512, part="context", server="-ub --ubatch-size", variable="ARG_UBATCH")
+    n_threads: int | None = option(
+        None, part="context", is_0_none=True, cli="-t --threads", metavar="N", group="threads",
+        help="CPU threads [the physical cores]", server="-t --threads", variable="ARG_THREADS",
+    )
+    n_threads_batch: int | None = option(
+        None, part="context", is_0_none=True, server="-tb --threads-batch"
+    )
+    rope_scaling_type: str | int | None = option(
+        None, part="context.rope_scaling", numbers=_named(ROPE_SCALING),
+        server="--rope-scaling", variable="ARG_ROPE_SCALING_TYPE",
+    )
+    pooling_type: str | int | None = option(
+        None, part="context.pooling", numbers=_named(POOLING), choices=_names(POOLING),
+        cli="--pooling", group="served",
+        help="how to pool token embeddings into a text's [the model's own]",
+        server="--pooling", variable="ARG_POOLING",
+    )
+    attention_type: str | int | None = option(None, part="context", numbers=_named(ATTENTION))
+    rope_freq_base: float = option(
+        0.0, part="context", server="--rope-freq-base", variable="ARG_ROPE_FREQ_BASE"
+    )
+    rope_freq_scale: float = option(
+        0.0, part="context", server="--rope-freq-scale", variable="ARG_ROPE_FREQ_SCALE"
+    )
+    yarn_ext_factor: float = option(
+        -1.0, part="context", server="--yarn-ext-factor", variable="ARG_YARN_EXT_FACTOR"
+    )
+    yarn_attn_factor: float = option(
+        -1.0, part="context", server="--yarn-attn-factor", variable="ARG_YARN_ATTN_FACTOR"
+    )
+    yarn_beta_fast: float = option(
+        -1.0, part="context", server="--yarn-beta-fast", variable="ARG_YARN_BETA_FAST"
+    )
+    yarn_beta_slow: float = option(
+        -1.0, part="context", server="--yarn-beta-slow", variable="ARG_YARN_BETA_SLOW"
+    )
+    yarn_orig_ctx: int = option(
+        0, part="context", server="--yarn-orig-ctx", variable="ARG_YARN_ORIG_CTX"
+    )
     logits_all: bool = False
-    embedding: bool = False
-    offload_kqv: bool = True
-    flash_attn: bool | None = None
-    op_offload: bool | None = None
-    swa_full: bool | None = None
+    embedding: bool = option(
+        False, cli="--embeddings", group="served", help="serve embeddings and reranking too",
+        server="--embedding --embeddings", variable="ARG_EMBEDDINGS",
+    )
+    offload_kqv: bool = option(
+        True, part="context", cli="--offload-kqv", group="context",
+        help="keep the KV cache with its layers, or in the host's memory [with them]",
+        server="--kv-offload -kvo", variable="ARG_KV_OFFLOAD",
+        server_off="--no-kv-offload -nkvo", variable_off="ARG_NO_KV_OFFLOAD",
+    )
+    flash_attn: bool | None = option(
+        None, part="context", words={"auto": None, "on": True, "off": False},
+        cli="--flash-attn", group="context",
+        help="fused attention [off on the CPU, the engine's choice on a device]",
+        server="-fa --flash-attn", variable="ARG_FLASH_ATTN",
+    )
+    op_offload: bool | None = option(
+        None, part="context", none=False, cli="--op-offload", group="context",
+        help="compute wide batches of layers in the host's memory on a device too: rows of a "
+        "prompt and of a draft then differ by rounding",
+        server="--op-offload", server_off="--no-op-offload",
+    )
+    swa_full: bool | None = option(
+        None, part="context", none=True, server="--swa-full", variable="ARG_SWA_FULL"
+    )
     no_perf: bool = False
-    last_n_tokens_size: int = 64
+    last_n_tokens_size: int = option(64, low=-1)
     lora_base: str | None = None
-    lora_scale: float = 1.0
-    lora_path: str | os.PathLike[str] | None = None
+    lora_scale: float = option(1.0, low=-math.inf)
+    lora_path: str | os.PathLike[str] | None = option(
+        None, cli="--lora", metavar="GGUF", group="served", help="a LoRA adapter"
+    )
     numa: bool | int = False
     chat_format: str | None = None
-    chat_handler: ChatHandler | None = None
-    draft_model: Any = None
-    tokenizer: Any = None
-    type_k: str | int | None = None
-    type_v: str | int | None = None
-    spm_infill: bool = False
-    verbose: bool = False
-    draft: str | os.PathLike[str] | Drafter | None = None
-    n_draft: int | None = None
-    p_min: float | None = None
-    lookup: int | None = None
-    controller: ControllerChoice = None
-    acceptance: Acceptance = "exact"
-    repack: bool = True
-    n_parallel: int = 1
-    max_waiting: int | None = None
-    chat_template: str | None = None
-    devices: Sequence[str] | None = None
-    draft_gpu_layers: int | None = None
-    draft_n_ctx: int | None = None
-    rpc_servers: Sequence[str] | None = None
-    rpc_timeout: float | None = None
-    prefix_cache_bytes: int | None = None
-    draft_memory: str | os.PathLike[str] | None = None
+    chat_handler: ChatHandler | None = option(None, in_files=False)
+    draft_model: Any = option(None, in_files=False)
+    tokenizer: Any = option(None, in_files=False)
+    type_k: str | int | None = option(
+        None, part="context", none="f16", numbers=KV_TYPES,
+        server="-ctk --cache-type-k", variable="ARG_CACHE_TYPE_K",
+    )
+    type_v: str | int | None = option(
+        None, part="context", none="f16", numbers=KV_TYPES,
+        server="-ctv --cache-type-v", variable="ARG_CACHE_TYPE_V",
+    )
+    spm_infill: bool = option(False, server="--spm-infill")
+    verbose: bool = option(
+        False, cli="--verbose", group="threads", help="show the engine's messages",
+        server="-v --verbose --log-verbose",
+    )
+    draft: str | os.PathLike[str] | Drafter | None = option(
+        None, read=str,
+        server="-md --model-draft --spec-draft-model", variable="ARG_SPEC_DRAFT_MODEL",
+    )
+    n_draft: int | None = option(
+        None, part="draft.max_draft", cli="--n-draft", group="draft length",
+        help="maximum number of tokens in a draft [the drafter's own]",
+        server="--spec-draft-n-max --draft --draft-n --draft-max",
+        variable="ARG_SPEC_DRAFT_N_MAX",
+    )
+    p_min: float | None = option(
+        None, part="draft", cli="--p-min", metavar="P", group="draft length",
+        help="of a draft in a file: stop below this probability; the controller is off "
+        "[as the controller says]",
+        server="--spec-draft-p-min --draft-p-min", variable="ARG_SPEC_DRAFT_P_MIN",
+    )
+    lookup: int | None = option(
+        None, part="draft", cli="--lookup", metavar="N", group="draft length",
+        help="of a draft in a file: copy where the last N tokens occurred before, without asking "
+        "it; 0: never [5]",
+    )
+    controller: ControllerChoice = option(
+        None, cli="--controller", choices=tuple(NAMES), group="draft length",
+        help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
+        "[profit]",
+    )
+    acceptance: Acceptance = option(
+        "exact", choices=ACCEPTANCE, cli="--acceptance", cli_default=None, group="draft",
+        help="how tokens of a smaller model are accepted at a temperature: exact; noise: both "
+        "models draw by the same noise, which accepts more of a similar model; a seed gives the "
+        "same text with any draft, and another than exact; distribution: the text depends on the "
+        "draft [exact]",
+    )
+    repack: bool = option(True, part="model")
+    n_parallel: int = option(
+        1, cli="--parallel", cli_default=4, metavar="N", group="served",
+        help="requests computed in parallel; the KV cache grows in proportion",
+        server="-np --parallel", variable="ARG_N_PARALLEL",
+    )
+    max_waiting: int | None = option(
+        None, low=0, cli="--max-waiting", cli_default=64, metavar="N", group="served",
+        help="maximum queued requests; a further one gets a 429",
+    )
+    chat_template: str | None = option(
+        None, server="--chat-template", variable="ARG_CHAT_TEMPLATE"
+    )
+    devices: Sequence[str] | None = option(
+        None, part="model", cli="-dev --devices", metavar="NAME,...", group="target",
+        help="devices that take layers, by their names in doctor [all]",
+        server="-dev --device", variable="ARG_DEVICE",
+    )
+    draft_gpu_layers: int | None = option(
+        None, words={"auto": -1, "all": -1}, cli="-ngld --draft-gpu-layers", metavar="N",
+        group="layers", help="layers of the draft on devices [as -ngl; 0 with --rpc-servers]",
+        server="--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft",
+        variable="ARG_N_GPU_LAYERS_DRAFT",
+    )
+    draft_n_ctx: int | None = option(
+        None, part="draft.n_ctx", cli="--draft-n-ctx", metavar="N", group="draft",
+        help="context length of the draft model [as long as useful]",
+    )
+    rpc_servers: Sequence[str] | None = option(
+        None, part="model", cli="--rpc-servers", metavar="HOST:PORT,...", group="layers",
+        help="pyllama-spec rpc-server of other machines, for the target's layers: for all of them "
+        "without -ngl; the draft stays here without -ngld",
+        server="--rpc", variable="ARG_RPC",
+    )
+    rpc_timeout: float | None = option(
+        None, cli="--rpc-timeout", metavar="S", group="layers",
+        help="timeout of one answer of a server in seconds [300]",
+    )
+    prefix_cache_bytes: int | None = option(None, low=0, high=sys.maxsize)
+    draft_memory: str | os.PathLike[str] | None = option(
+        None, part="draft.memory", cli="--draft-memory", metavar="FILE", group="draft",
+        help="a store of texts to copy from, which this text is added to; made if missing, see "
+        "the command memory",
+    )
+    # fmt: on
 
     @classmethod
     def from_keywords(
@@ -229,16 +365,15 @@ class OpenOptions:
         """The options that are attributes of a Llama, by attribute name."""
         shown_keywords = (name for name in KEYWORDS if name not in _NO_ATTRIBUTES)
         values = {name: getattr(self, name) for name in shown_keywords}
-        return {**values, "split_mode": self.split_name()}
+        return {**values, "split_mode": self.meant("split_mode")}
 
     def check(self) -> None:
-        """Checks the keywords that have no effect here or are not supported."""
+        """Checks the values, and warns of those that have no effect."""
         if self.model_path == "":
             raise ModelLoadError('model_path="" is no file name; give the path of a .gguf file')
-        for name in (*_FLAGS, *_FLAGS_OR_NONE):
-            flag = getattr(self, name)
-            if not isinstance(flag, bool) and (flag is not None or name in _FLAGS):
-                raise ArgumentError(f"{name}={shown(flag)} is not True or False")
+        for one in options_of(type(self)).values():
+            if one.numbers is None and one.name != "controller":  # those are checked where used
+                checked(one, getattr(self, one.name))
         if self.numa:
             warn(f"numa={shown(self.numa)} has no effect here")
         if self.tokenizer is not None and not getattr(self.tokenizer, "is_of_the_model", False):
@@ -246,67 +381,48 @@ class OpenOptions:
                 f"tokenizer={shown(self.tokenizer)}: tokenizers other than the model's own "
                 "vocabulary are not supported by this version; leave it out"
             )
-        one_of(self.acceptance, ACCEPTANCE, "acceptance")
-        if self.flash_attn is False and self.split_name() == "tensor":
+        if self.flash_attn is False and self.meant("split_mode") == "tensor":
             raise ArgumentError(
-                "split_mode='tensor' needs flash attention, and flash_attn is off: leave "
-                "flash_attn out, or choose split_mode layer"
-            )
+                "split_mode", "tensor", problem="needs flash attention, and `flash_attn` is off",
+                remedy="leave `flash_attn` out, or choose `split_mode` layer",
+            )  # fmt: skip
         if self.chat_handler is not None and not callable(self.chat_handler):
-            raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is not a function")
+            raise ArgumentError("chat_handler", self.chat_handler, "a function")
+
+    def meant(self, name: str) -> Any:
+        """The value of an option for the engine: a name for a number, None for 0 and the like."""
+        one, value = options_of(type(self))[name], getattr(self, name)
+        if one.numbers is not None:
+            value = _by_number(value, name, one.numbers)
+        elif one.is_0_none and not isinstance(value, bool) and value == 0:
+            return None
+        return one.none if value is None else value
+
+    def arguments(self, part: str) -> dict[str, Any]:
+        """The options that a part takes, by its names for them."""
+        found = {}
+        for one in options_of(type(self)).values():
+            owner, _, name = one.part.partition(".")
+            if owner == part:
+                found[name or one.name] = self.meant(one.name)
+        return found
 
     def context_params(self) -> ContextParams:
         """The parameters of the target's context."""
-        return ContextParams(
-            n_ctx=_zero_is_none(self.n_ctx), n_batch=self.n_batch, n_ubatch=self.n_ubatch,
-            n_threads=_zero_is_none(self.n_threads),
-            n_threads_batch=_zero_is_none(self.n_threads_batch),
-            flash_attn=self.flash_attn, offload_kqv=self.offload_kqv,
-            op_offload=bool(self.op_offload), swa_full=self.swa_full is not False,
-            type_k=_by_number(self.type_k, "type_k", KV_TYPES) or "f16",
-            type_v=_by_number(self.type_v, "type_v", KV_TYPES) or "f16",
-            rope_scaling=_by_number(self.rope_scaling_type, "rope_scaling_type", _ROPE_SCALING),
-            rope_freq_base=self.rope_freq_base, rope_freq_scale=self.rope_freq_scale,
-            yarn_ext_factor=self.yarn_ext_factor, yarn_attn_factor=self.yarn_attn_factor,
-            yarn_beta_fast=self.yarn_beta_fast, yarn_beta_slow=self.yarn_beta_slow,
-            yarn_orig_ctx=self.yarn_orig_ctx,
-            pooling=_by_number(self.pooling_type, "pooling_type", _POOLING),
-            attention_type=_by_number(self.attention_type, "attention_type", _ATTENTION),
-        )  # fmt: skip
-
-    def split_name(self) -> Any:
-        """The name of the mode that splits the model over several GPUs."""
-        return _by_number(self.split_mode, "split_mode", dict(enumerate(SPLIT_MODES)))
-
-    def penalty_window(self) -> int:
-        """The number of past tokens that penalties read."""
-        return count(self.last_n_tokens_size, "last_n_tokens_size", -1)
-
-    def queue_limit(self) -> int | None:
-        """The maximum number of requests in the queue; None for no limit."""
-        return None if self.max_waiting is None else count(self.max_waiting, "max_waiting")
+        return ContextParams(**self.arguments("context"))
 
     def store_bytes(self) -> int:
         """The maximum bytes of stored prompt prefixes."""
-        if self.prefix_cache_bytes is None:
-            return min(_STORE_BYTES, memory_bytes() // 4)
-        return count(self.prefix_cache_bytes, "prefix_cache_bytes", 0, sys.maxsize)
+        most = self.prefix_cache_bytes
+        return min(_STORE_BYTES, memory_bytes() // 4) if most is None else most
 
     def adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
         """The initial LoRA adapters."""
-        if self.lora_path is None:
-            return []
-        return [(self.lora_path, real(self.lora_scale, "lora_scale"))]
+        return [] if self.lora_path is None else [(self.lora_path, float(self.lora_scale))]
 
     def model_arguments(self) -> dict[str, Any]:
         """The arguments of engine.Model."""
-        return {
-            "n_gpu_layers": self.n_gpu_layers, "split_mode": self.split_name(),
-            "main_gpu": self.main_gpu, "tensor_split": self.tensor_split,
-            "vocab_only": self.vocab_only, "use_mmap": self.use_mmap, "use_mlock": self.use_mlock,
-            "repack": self.repack, "kv_overrides": self.kv_overrides, "devices": self.devices,
-            "rpc_servers": self.rpc_servers,
-        }  # fmt: skip
+        return self.arguments("model")
 
     def draft_options(self, *, progress: Progress | None, is_adaptive: bool) -> DraftOptions:
         """The options of the drafter; see DraftOptions."""
@@ -314,12 +430,11 @@ class OpenOptions:
             self.n_gpu_layers, self.draft_gpu_layers, self.devices, self.rpc_servers
         )
         return DraftOptions(
-            self.n_draft, self.p_min, self.lookup, progress=progress, is_adaptive=is_adaptive,
-            n_ctx=self.draft_n_ctx, memory=self.draft_memory, **place,
-        )  # fmt: skip
+            **self.arguments("draft"), progress=progress, is_adaptive=is_adaptive, **place
+        )
 
 
-KEYWORDS = tuple(field.name for field in fields(OpenOptions))
+KEYWORDS = tuple(options_of(OpenOptions))
 
 
 def keywords_of(
@@ -390,44 +505,37 @@ def context_numbers(
     model: Model, params: ContextParams, values: Mapping[str, Any]
 ) -> SimpleNamespace:
     """The parameters of a model's context; `values` are those of Llama's keywords."""
+    found: dict[str, Any] = {"embeddings": values["embedding"], "no_perf": values["no_perf"]}
+    for one in options_of(OpenOptions).values():
+        owner, _, name = one.part.partition(".")
+        if owner == "context":
+            value = getattr(params, name or one.name)
+            numbers = {known: number for number, known in (one.numbers or {}).items()}
+            found[one.name] = numbers[value] if numbers else value
     n_threads = params.n_threads or default_n_threads()
     n_ctx = params.n_ctx or model.info.n_ctx_train
     n_batch = min(params.n_batch, n_ctx)
-    return SimpleNamespace(
-        n_ctx=n_ctx, n_batch=n_batch, n_ubatch=min(params.n_ubatch, n_batch),
-        n_seq_max=params.n_seq_max,
-        n_threads=n_threads, n_threads_batch=params.n_threads_batch or n_threads,
-        rope_scaling_type=ROPE_SCALING[params.rope_scaling],
-        pooling_type=POOLING[params.pooling], rope_freq_base=params.rope_freq_base,
-        rope_freq_scale=params.rope_freq_scale, yarn_ext_factor=params.yarn_ext_factor,
-        yarn_attn_factor=params.yarn_attn_factor, yarn_beta_fast=params.yarn_beta_fast,
-        yarn_beta_slow=params.yarn_beta_slow, yarn_orig_ctx=params.yarn_orig_ctx,
-        offload_kqv=params.offload_kqv, op_offload=params.op_offload,
-        swa_full=params.swa_full, embeddings=values["embedding"],
-        type_k=_NUMBER_OF_TYPE[params.type_k], type_v=_NUMBER_OF_TYPE[params.type_v],
-        no_perf=values["no_perf"],
-    )  # fmt: skip
+    return SimpleNamespace(**{
+        **found, "n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": min(params.n_ubatch, n_batch),
+        "n_seq_max": params.n_seq_max, "n_threads": n_threads,
+        "n_threads_batch": params.n_threads_batch or n_threads,
+    })  # fmt: skip
 
 
 def model_numbers(values: Mapping[str, Any]) -> SimpleNamespace:
     """The parameters of a model, of the values of Llama's keywords."""
     names = ("n_gpu_layers", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock")
-    shown = {name: values[name] for name in names}
-    return SimpleNamespace(**shown, split_mode=SPLIT_MODES.index(values["split_mode"]))
+    numbers = {name: values[name] for name in names}
+    return SimpleNamespace(**numbers, split_mode=SPLIT_MODES.index(values["split_mode"]))
 
 
 def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
     """The value for a number of the engine's; other values unchanged."""
-    if isinstance(value, str) and name in ("pooling_type", "rope_scaling_type"):
-        one_of(value, known.values(), name)  # the engine's parameter has another name
+    if isinstance(value, str):
+        one_of(value, known.values(), name)
     if value is None or isinstance(value, (str, bool)) or not hasattr(value, "__index__"):
         return value
     number = integer(value, name)
     if number not in known:
-        raise ArgumentError(f"{name}={shown(number)} is not one of {', '.join(map(str, known))}")
+        raise ArgumentError(name, number, f"one of {', '.join(map(str, known))}")
     return known[number]
-
-
-def _zero_is_none(value: int | None) -> int | None:
-    """Turns n_ctx=0 and n_threads=0 into None: the default of the model or the machine."""
-    return None if value is not None and not isinstance(value, bool) and value == 0 else value

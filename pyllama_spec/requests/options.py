@@ -13,18 +13,18 @@ import numpy.typing as npt
 from pyllama_spec.constraints import Guide, form_of
 from pyllama_spec.engine import SamplerParams, Vocab
 from pyllama_spec.engine.checks import (
-    INT32_MAX,
     boolean,
-    count,
+    checked,
     int32,
     integer,
     listed,
     meant,
     one_of,
     real,
+    text,
 )
-from pyllama_spec.engine.checks import text as checked_text
-from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError
+from pyllama_spec.options import option, options_of
 
 # f(ids so far [n] int32, logits of the next token [n_vocab] float32) -> logits [n_vocab]
 LogitsProcessor = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
@@ -34,27 +34,113 @@ StoppingCriterion = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], A
 MAX_LOGPROBS = 1000
 # More choices than anybody reads; each is a request of its own.
 MAX_CHOICES = 1024
-_COUNTS = (
-    ("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX), ("n", 1, MAX_CHOICES),
-    ("mirostat_mode", 0, 2), ("min_tokens", 0, INT32_MAX), ("thinking_token_budget", -1, INT32_MAX),
-    ("n_keep", -1, INT32_MAX), ("n_draft", 0, INT32_MAX),
-)  # fmt: skip
-_FLAGS = (
-    "ignore_eos", "include_stop_str_in_output", "return_token_ids", "context_shift",
-    "return_token_sources", "remember",
-)  # fmt: skip
 # How drafts are accepted.
 Acceptance = Literal["exact", "noise", "distribution"]
 ACCEPTANCE = ("exact", "noise", "distribution")
 # What OpenAI's API knows, from no thoughts to as many as the model likes.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-# The options of chats: a text has no messages and no template.
-OF_CHATS = ("continue_final_message", "add_generation_prompt", "reasoning_effort")
 _USAGE_OPTIONS = ("include_usage", "continuous_usage_stats")
 # Both mean "draw one": -1 by habit, the other one is llama.cpp's LLAMA_DEFAULT_SEED.
 _RANDOM_SEEDS = (-1, 2**32 - 1)
 # The defaults of sampling are the engine's, and most names too.
 _SAMPLING = SamplerParams()
+
+
+def check_seed(seed: object, name: str = "seed") -> int | None:
+    """A seed; None for no seed, -1 for a new one per request."""
+    if seed is None:
+        return None
+    number = integer(seed, name)
+    if number in _RANDOM_SEEDS:
+        return -1
+    if not 0 <= number < 2**32:
+        raise ArgumentError(name, seed, f"None, -1 or an int from 0 to {2**32 - 1}")
+    return number
+
+
+def _as_tuple(value: object, name: str) -> tuple[Any, ...]:
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise ArgumentError(name, value, list)
+    try:
+        return listed(value, name)
+    except TypeError:  # an array of one number has an iterator, and it raises
+        raise ArgumentError(name, value, list) from None
+
+
+def _texts(value: object, name: str) -> tuple[str, ...]:
+    """One text or several, none of them empty: every text contains that."""
+    texts = (value,) if isinstance(value, str) else _as_tuple(value, name)
+    for one in texts:
+        if not isinstance(one, str) or not one:
+            raise ArgumentError(name, one, "strings that are not empty")
+        if not one.isascii() and any("\ud800" <= char <= "\udfff" for char in one):
+            raise ArgumentError(name, one, problem="holds half of a character: no text has it")
+    return texts
+
+
+def _words(value: object, name: str) -> tuple[str, ...]:
+    return tuple(text(one, name) for one in _texts(value, name))
+
+
+def _ids(value: object, name: str) -> tuple[int, ...]:
+    return tuple(int32(one, name) for one in _as_tuple(value, name))
+
+
+def _functions(value: object, name: str) -> tuple[Any, ...]:
+    # A list comes first: llama-cpp-python's lists of processors can be called themselves.
+    if value is None:
+        return ()
+    functions = _as_tuple(value, name) if isinstance(value, Iterable) else (value,)
+    for one in functions:
+        if not callable(one):
+            raise ArgumentError(name, one, "functions")
+    return functions
+
+
+def _no_tail_free(value: object, name: str) -> float:
+    if real(value, name) != 1:
+        raise UnsupportedError(
+            f"{name}={value!r}: the engine has no tail-free sampling; leave it at 1, and cut with "
+            "top_p, min_p or typical_p"
+        )
+    return 1.0
+
+
+def _part_to_continue(value: object, name: str) -> bool | str | None:
+    if value in (None, "content", "reasoning_content"):
+        return value
+    if isinstance(value, str):
+        raise ArgumentError(name, value, 'True, False, "content" or "reasoning_content"')
+    return boolean(value, name)
+
+
+def _mapping(value: Any, name: str) -> Mapping[Any, Any]:
+    if not isinstance(value, (Mapping, type(None))):
+        raise ArgumentError(name, value, dict)
+    return value or {}
+
+
+def _stream_options(value: object, name: str) -> Mapping[str, Any] | None:
+    options = _mapping(value, name)
+    for key, one in options.items():
+        one_of(key, _USAGE_OPTIONS, name)
+        if one is not None:
+            boolean(one, f"{name}.{key}")
+    return options or None
+
+
+def _bias(value: object, name: str) -> dict[int, float]:
+    """Token ids with what is added to their logits."""
+    out: dict[int, float] = {}
+    for key, added in _mapping(value, name).items():
+        try:
+            token, out_of_place = int(key), isinstance(key, float) and int(key) != key
+            out[token] = float(added)
+        except Exception:  # noqa: BLE001 - of anyone's; also an int that no float can hold
+            out_of_place = True
+        if out_of_place or math.isnan(out[token]):
+            raise ArgumentError(name, {key: added}, "token ids, each with a number")
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,160 +234,167 @@ class RequestOptions:
 
     """
 
-    max_tokens: int | None = 16
-    temperature: float = _SAMPLING.temperature
-    top_k: int = _SAMPLING.top_k
-    top_p: float = _SAMPLING.top_p
-    min_p: float = _SAMPLING.min_p
-    typical_p: float = _SAMPLING.typical_p
-    top_n_sigma: float = _SAMPLING.top_n_sigma
-    min_keep: int = _SAMPLING.min_keep
-    stop: str | Sequence[str] | None = ()
-    repeat_penalty: float = _SAMPLING.repeat_penalty
-    frequency_penalty: float = _SAMPLING.frequency_penalty
-    presence_penalty: float = _SAMPLING.presence_penalty
-    penalty_last_n: int | None = None
-    penalize_prompt: bool | None = None
-    tfs_z: float = 1.0
-    dry_multiplier: float = _SAMPLING.dry_multiplier
-    dry_base: float = _SAMPLING.dry_base
-    dry_allowed_length: int = _SAMPLING.dry_allowed_length
-    dry_penalty_last_n: int = _SAMPLING.dry_penalty_last_n
-    dry_breakers: tuple[str, ...] = _SAMPLING.dry_breakers
-    xtc_probability: float = _SAMPLING.xtc_probability
-    xtc_threshold: float = _SAMPLING.xtc_threshold
-    mirostat_mode: int = _SAMPLING.mirostat
-    mirostat_tau: float = _SAMPLING.mirostat_tau
-    mirostat_eta: float = _SAMPLING.mirostat_eta
-    seed: int | None = None
-    logit_bias: Mapping[int | str, float] | None = None
-    grammar: Any = None
-    grammar_triggers: tuple[str, ...] = ()
-    grammar_trigger_tokens: tuple[int, ...] = ()
-    grammar_prefill: tuple[int, ...] = ()
-    thought_tags: tuple[str, ...] = ()
-    thought_is_open: bool = False
-    response_format: Mapping[str, Any] | None = None
-    logprobs: int | None = None
-    timeout_s: float | None = None
-    logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = None
-    stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = None
-    n: int = 1
-    max_completion_tokens: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: Sequence[int] = ()
-    bad_words: str | Sequence[str] = ()
+    # fmt: off
+    max_tokens: int | None = option(
+        16, cli="-n --max-tokens", cli_default=128, group="sampling",
+        help="maximum new tokens; below 1: up to the context",
+        server="-n --predict --n-predict", variable="ARG_N_PREDICT",
+    )
+    temperature: float = option(
+        _SAMPLING.temperature, cli="--temp", cli_default=0.0, metavar="TEMP", group="sampling",
+        help="sampling temperature; 0 is greedy",
+        server="--temp --temperature", variable="ARG_TEMPERATURE",
+    )
+    seed: int | None = option(
+        None, check=check_seed, cli="--seed", cli_default=1, group="sampling",
+        help="seed of sampling; -1: a random seed", server="-s --seed",
+    )
+    top_k: int = option(
+        _SAMPLING.top_k, cli="--top-k", group="sampling",
+        help="sample among this many likeliest tokens; 0: among all",
+        server="--top-k", variable="ARG_TOP_K",
+    )
+    top_p: float = option(
+        _SAMPLING.top_p, cli="--top-p", group="sampling",
+        help="sample among the likeliest tokens with this share of probability",
+        server="--top-p", variable="ARG_TOP_P",
+    )
+    min_p: float = option(
+        _SAMPLING.min_p, cli="--min-p", group="sampling",
+        help="sample only tokens with at least this share of the likeliest one's probability",
+        server="--min-p", variable="ARG_MIN_P",
+    )
+    typical_p: float = option(_SAMPLING.typical_p, server="--typical --typical-p")
+    top_n_sigma: float = option(_SAMPLING.top_n_sigma, server="--top-nsigma --top-n-sigma")
+    min_keep: int = option(_SAMPLING.min_keep, body="")
+    repeat_penalty: float = option(
+        _SAMPLING.repeat_penalty, cli="--repeat-penalty", group="sampling",
+        help="penalty on generated tokens, which divides their logits; 1: off",
+        server="--repeat-penalty", variable="ARG_REPEAT_PENALTY",
+        body="repeat_penalty repetition_penalty",
+    )
+    frequency_penalty: float = option(
+        _SAMPLING.frequency_penalty,
+        server="--frequency-penalty", variable="ARG_FREQUENCY_PENALTY",
+    )
+    presence_penalty: float = option(
+        _SAMPLING.presence_penalty,
+        server="--presence-penalty", variable="ARG_PRESENCE_PENALTY",
+    )
+    penalty_last_n: int | None = option(
+        None, low=-1, server="--repeat-last-n", body="repeat_last_n"
+    )
+    penalize_prompt: bool | None = option(None, body="")
+    tfs_z: float = option(1.0, check=_no_tail_free, body="")
+    dry_multiplier: float = option(_SAMPLING.dry_multiplier, server="--dry-multiplier")
+    dry_base: float = option(_SAMPLING.dry_base, server="--dry-base")
+    dry_allowed_length: int = option(_SAMPLING.dry_allowed_length, server="--dry-allowed-length")
+    dry_penalty_last_n: int = option(_SAMPLING.dry_penalty_last_n, server="--dry-penalty-last-n")
+    dry_breakers: Sequence[str] = option(_SAMPLING.dry_breakers, body="")
+    xtc_probability: float = option(_SAMPLING.xtc_probability, server="--xtc-probability")
+    xtc_threshold: float = option(_SAMPLING.xtc_threshold, server="--xtc-threshold")
+    mirostat_mode: int = option(
+        _SAMPLING.mirostat, low=0, high=2, server="--mirostat", body="mirostat"
+    )
+    mirostat_tau: float = option(_SAMPLING.mirostat_tau, server="--mirostat-ent")
+    mirostat_eta: float = option(_SAMPLING.mirostat_eta, server="--mirostat-lr")
+    logit_bias: Mapping[int | str, float] | None = option(None, check=_bias, body="")
+    stop: str | Sequence[str] | None = option(
+        (), check=_texts, cli="--stop", is_repeated=True, group="sampling",
+        help="a string that ends the text",
+        server="-r --reverse-prompt", most=64,
+    )
+    stop_token_ids: Sequence[int] = option((), check=_ids, most=10_000)
     include_stop_str_in_output: bool = False
-    thinking_token_budget: int | None = None
-    reasoning_effort: str | None = None
-    continue_final_message: bool | str | None = None
-    add_generation_prompt: bool | None = None
+    bad_words: str | Sequence[str] = option((), check=_words, most=1024)
+    ignore_eos: bool = option(False, server="--ignore-eos")
+    n: int = option(1, low=1, high=MAX_CHOICES)
+    max_completion_tokens: int | None = None
+    min_tokens: int = option(0, low=0)
+    grammar: Any = option(None, server="--grammar")
+    response_format: Mapping[str, Any] | None = None
+    logprobs: int | None = option(None, low=0, high=MAX_LOGPROBS, body="")
+    timeout_s: float | None = option(None, low=0, body="timeout")
+    logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = option(
+        None, check=_functions, body=""
+    )
+    stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = option(
+        None, check=_functions, body=""
+    )
+    thinking_token_budget: int | None = option(None, low=-1)
+    reasoning_effort: str | None = option(
+        None, choices=EFFORTS, of_chats=True,
+        server="--reasoning-effort", variable="ARG_REASONING_EFFORT",
+    )
+    continue_final_message: bool | str | None = option(
+        None, check=_part_to_continue, of_chats=True
+    )
+    add_generation_prompt: bool | None = option(None, of_chats=True)
     return_token_ids: bool = False
-    stream_options: Mapping[str, Any] | None = None
+    return_token_sources: bool = option(False, body="")
+    stream_options: Mapping[str, Any] | None = option(None, check=_stream_options, body="")
     user: str | None = None
     remember: bool = True
-    context_shift: bool = False
-    n_keep: int = 0
-    return_token_sources: bool = False
-    n_draft: int | None = None
-    prediction: str | None = None
-    acceptance: Acceptance | None = None
-    thought_close: tuple[int, ...] = ()
-    grammar_skips_thoughts: bool = False
+    context_shift: bool = option(
+        False, server="--context-shift", variable="ARG_CONTEXT_SHIFT",
+        server_off="--no-context-shift", variable_off="ARG_NO_CONTEXT_SHIFT",
+    )
+    n_keep: int = option(0, low=-1, server="--keep")
+    n_draft: int | None = option(None, low=0, body="")
+    prediction: str | None = option(None, body="")
+    acceptance: Acceptance | None = option(None, choices=ACCEPTANCE, body="")
+    # What chats and grammars set.
+    grammar_triggers: tuple[str, ...] = option((), body="")
+    grammar_trigger_tokens: tuple[int, ...] = option((), body="")
+    grammar_prefill: tuple[int, ...] = option((), body="")
+    thought_tags: tuple[str, ...] = option((), body="")
+    thought_is_open: bool = option(False, body="")
+    thought_close: tuple[int, ...] = option((), body="")
+    grammar_skips_thoughts: bool = option(False, body="")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            # null is the default in OpenAI's requests too.
-            if getattr(self, field.name) is None and field.name != "max_tokens":
-                self._set(field.name, field.default)
-        for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "top_k", "seed"):
-            value: Any = getattr(self, name)
-            if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
-                self._set(name, int(value))
-        for name, low, high in _COUNTS:
-            if (value := getattr(self, name)) is not None:
-                self._set(name, count(value, name, low, high))
-        if self.timeout_s is not None:
-            self._set("timeout_s", real(self.timeout_s, "timeout_s", 0))
-        for name in _FLAGS:
-            self._set(name, boolean(getattr(self, name), name))
-        self._check_length()
-        self._check_answer()
-        self._set("stop", _stops(self.stop))
-        self._set("seed", check_seed(self.seed))
-        one_of(self.acceptance, (None, *ACCEPTANCE), "acceptance")
-        self._set("grammar", form_of(self.grammar, self.response_format))
-        if real(self.tfs_z, "tfs_z") != 1:
-            raise UnsupportedError(
-                f"tfs_z={self.tfs_z!r}: the engine has no tail-free sampling; leave it at 1, and "
-                "cut with top_p, min_p or typical_p"
-            )
-        if self.penalize_prompt is not None:
-            self._set("penalize_prompt", boolean(self.penalize_prompt, "penalize_prompt"))
-        for name in ("logits_processor", "stopping_criteria"):
-            self._set(name, _functions(getattr(self, name), name))
-        self.sampler_params()  # checked before the request by its own rules
-
-    def _check_length(self) -> None:
-        """Checks the minimum and maximum length of the text."""
-        for name in ("max_tokens", "max_completion_tokens"):
-            if (value := getattr(self, name)) is not None:
-                self._set(name, integer(value, name))
+        for one in options_of(type(self)).values():
+            value = getattr(self, one.name)
+            if value is None and one.name != "max_tokens":
+                value = one.default  # null is the default in OpenAI's requests too
+            self._set(one.name, checked(one, value))
         if self.max_completion_tokens is not None:
             self._set("max_tokens", self.max_completion_tokens)
+        if self.thinking_token_budget == -1:
+            self._set("thinking_token_budget", None)
+        self._check_pairs()
+        self._set("grammar", form_of(self.grammar, self.response_format))
+        self.sampler_params()  # checked before the request by its own rules
+
+    def _check_pairs(self) -> None:
+        """Refuses options that contradict each other."""
         limit = self.max_tokens
         if limit is not None and 0 < limit < self.min_tokens:
             raise ArgumentError(
-                f"min_tokens={self.min_tokens} is above max_tokens={limit}; lower it, or give the "
-                "text more room"
-            )
+                "min_tokens", self.min_tokens, problem=f"is above `max_tokens={limit}`",
+                remedy="lower it, or give the text more room",
+            )  # fmt: skip
         if self.context_shift and (limit is None or limit <= 0):
             raise ArgumentError(
-                f"context_shift=True needs max_tokens, and it is {limit}: nothing else ends the "
-                "text where the context is never full"
-            )
-
-    def _check_answer(self) -> None:
-        """Checks the options about the answer: barred, prefilled and reported tokens."""
-        ids = _as_tuple(self.stop_token_ids, "stop_token_ids")
-        self._set("stop_token_ids", tuple(int32(i, "stop_token_ids: id") for i in ids))
-        words = self.bad_words
-        words = (words,) if isinstance(words, str) else _as_tuple(words, "bad_words")
-        for word in words:
-            if not checked_text(word, "bad_words"):
-                raise ArgumentError('bad_words holds "", which every text contains; leave it out')
-        self._set("bad_words", words)
-        if self.thinking_token_budget == -1:
-            self._set("thinking_token_budget", None)
-        one_of(self.reasoning_effort, (None, *EFFORTS), "reasoning_effort")
-        form = self.response_format
+                "context_shift", True, problem=f"needs `max_tokens`, and it is {limit}: nothing "
+                "else ends the text where the context is never full",
+            )  # fmt: skip
+        form, goes_on = self.response_format, self.continue_final_message
         wanted = form.get("type") if isinstance(form, Mapping) else None
-        if self.continue_final_message and wanted in ("json_object", "json_schema"):
+        if goes_on and wanted in ("json_object", "json_schema"):
             raise ArgumentError(
-                "continue_final_message with a response_format of JSON: the form is of a whole "
-                "answer, of which the last message is a part; leave out one of them, or give a "
-                "grammar of what is still to come"
+                "continue_final_message",
+                problem="cannot stand with a `response_format` of JSON: the form is of a whole "
+                "answer, of which the last message is a part",
+                remedy="leave out one of them, or give a grammar of what is still to come",
             )
-        going_on = self.continue_final_message
-        if going_on not in (None, "content", "reasoning_content"):
-            try:
-                self._set("continue_final_message", boolean(going_on, "continue_final_message"))
-            except ArgumentError as error:
-                raise ArgumentError(f'{error}, "content" or "reasoning_content"') from None
-        if self.add_generation_prompt is not None:
-            begins = boolean(self.add_generation_prompt, "add_generation_prompt")
-            self._set("add_generation_prompt", begins)
-            if begins and self.continue_final_message:
-                raise ArgumentError(
-                    "continue_final_message continues the last message, but add_generation_prompt="
-                    "True begins another one; leave one of them out"
-                )
-        if self.user is not None:
-            checked_text(self.user, "user")
-        if self.prediction is not None:
-            checked_text(self.prediction, "prediction")
-        _check_stream_options(self.stream_options)
+        if self.add_generation_prompt and goes_on:
+            raise ArgumentError(
+                "continue_final_message",
+                problem="continues the last message, but `add_generation_prompt=True` begins "
+                "another one", remedy="leave one of them out",
+            )  # fmt: skip
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -314,7 +407,7 @@ class RequestOptions:
             UnknownKeywordError: there is no such keyword; the message names similar ones.
 
         """
-        known = [field.name for field in fields(cls)]
+        known = list(options_of(cls))
         for name in keywords:
             if name not in known:
                 longer = [one for one in known if len(name) > 3 and one.startswith(name)]
@@ -325,7 +418,8 @@ class RequestOptions:
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
-        return tuple(self.stop or ())
+        stops: Any = self.stop
+        return tuple(stops)
 
     @property
     def usage_apart(self) -> bool:
@@ -353,13 +447,13 @@ class RequestOptions:
     def processors(self) -> tuple[LogitsProcessor, ...]:
         """The logits processors."""
         processors: Any = self.logits_processor
-        return tuple(processors or ())
+        return tuple(processors)
 
     @property
     def criteria(self) -> tuple[StoppingCriterion, ...]:
         """The stopping criteria."""
         criteria: Any = self.stopping_criteria
-        return tuple(criteria or ())
+        return tuple(criteria)
 
     @property
     def guide(self) -> Guide | None:
@@ -384,7 +478,7 @@ class RequestOptions:
             last_n: the value for requests without penalty_last_n.
 
         """
-        bias = _bias(self.logit_bias)
+        bias: Any = self.logit_bias
         if vocab is not None:
             vocab.check_ids(list(bias), "logit_bias")
             vocab.check_ids(self.stop_token_ids, "stop_token_ids")
@@ -415,87 +509,8 @@ class RequestOptions:
         }  # fmt: skip
 
 
+# The options of chats: a text has no messages and no template.
+OF_CHATS = tuple(one.name for one in options_of(RequestOptions).values() if one.of_chats)
 _SHARED_FIELDS = sorted(
     {f.name for f in fields(SamplerParams)} & {f.name for f in fields(RequestOptions)}
 )
-
-
-def _check_stream_options(options: Mapping[str, Any] | None) -> None:
-    if options is None:
-        return
-    if not isinstance(options, Mapping):
-        raise ArgumentError(
-            f'stream_options={shown(options)} is not a dict such as {{"include_usage": True}}'
-        )
-    for name, value in options.items():
-        if name not in _USAGE_OPTIONS:
-            known = " and ".join(_USAGE_OPTIONS)
-            raise ArgumentError(f"stream_options has no {shown(name)}; there are {known}")
-        if value is not None:
-            boolean(value, f"stream_options: {name}")
-
-
-def check_seed(seed: object) -> int | None:
-    """A seed; None for no seed, -1 for a new one per request."""
-    if seed is None:
-        return None
-    number = integer(seed, "seed")
-    if number in _RANDOM_SEEDS:
-        return -1
-    if not 0 <= number < 2**32:
-        raise ArgumentError(f"seed={shown(seed)} is not None, -1 or an int from 0 to {2**32 - 1}")
-    return number
-
-
-def _stops(stop: object) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    stops: tuple[Any, ...] = (stop,) if isinstance(stop, str) else _as_tuple(stop, "stop")
-    for one in stops:
-        if not isinstance(one, str) or not one:
-            raise ArgumentError(f"stop takes strings that are not empty, not {shown(one)}")
-        if not one.isascii() and any("\ud800" <= char <= "\udfff" for char in one):
-            raise ArgumentError(f"stop={shown(one)} holds half of a character: no text has it")
-    return stops
-
-
-def _as_tuple(value: object, name: str) -> tuple[Any, ...]:
-    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
-        raise ArgumentError(f"{name}={shown(value)} is not a list")
-    try:
-        return listed(value, name)
-    except TypeError as error:  # an array of one number has an iterator, and it raises
-        raise ArgumentError(f"{name}={shown(value)} is not a list: {error}") from None
-
-
-def _functions(value: object, name: str) -> tuple[Any, ...]:
-    # A list comes first: llama-cpp-python's lists of processors can be called themselves.
-    if value is None:
-        return ()
-    functions = _as_tuple(value, name) if isinstance(value, Iterable) else (value,)
-    for one in functions:
-        if not callable(one):
-            raise ArgumentError(f"{name} takes functions, not {shown(one)}")
-    return functions
-
-
-def _bias(bias: Mapping[int | str, float] | None) -> dict[int, float]:
-    if bias is None:
-        return {}
-    if not isinstance(bias, Mapping):
-        raise ArgumentError(f"logit_bias={shown(bias)} is not a dict of ids and numbers")
-    out: dict[int, float] = {}
-    for key, value in bias.items():
-        try:
-            token = int(key)
-            if isinstance(key, float) and token != key:
-                raise ValueError
-            out[token] = float(value)
-        except Exception:  # noqa: BLE001 - of anyone's; also an int that no float can hold
-            raise ArgumentError(
-                f"logit_bias has {shown(key)}: {shown(value)}; "
-                "its keys are token ids, and its values numbers"
-            ) from None
-        if math.isnan(out[token]):
-            raise ArgumentError(f"logit_bias of id {key} is NaN")
-    return out

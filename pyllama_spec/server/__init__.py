@@ -9,24 +9,27 @@
 It needs the extra: pip install pyllama-spec[server]. Nothing of that is imported before one of the
 names here is asked for.
 
-A handler is `async def f(exchange: Exchange) -> None`. For another dialect: translate a body into a
-ChatRequest,
+A request passes app (finds its endpoint), door (page, key, body), exchange (model, run, answer) and
+service (a request on the Llama). An endpoint is a function, and a line in its module's ROUTES:
 
-    service = await exchange.use(request.model)
-    answer = await exchange.prepared(service.chat, request)  # in a thread for a large body
+    class Words(Struct):
+        text: str
 
-then either
+    async def count_words(exchange: Exchange, body: Words) -> Any:
+        return {"words": len(body.text.split())}
 
-    await exchange.send_json(translated(await exchange.watched(answer.whole())))
-    await exchange.send_events(translated_events(answer), error_event)
+    ROUTES = (..., Route("POST", "/words", count_words, Words))
 
-where `async for chunk in answer` gives OpenAI's chat chunks as dicts and events are the bytes of
-`sse(data, event="name")`. Errors are raised as ApiError or any PyllamaSpecError, and leave in the
-form that the route names: Route(..., error_form=openai_error). With `"speculation": {"show_tokens":
-true}` each choice of each chunk has `token_sources`, [{"text", "source"}], whose sources are
-"target", "model", "copy", "memory" and "grammar"; `speculation.drafted_by` counts by the same
-names, except that the target's own choices are "nobody". The last chunk of all has
-`usage` and `speculation`.
+It returns what is sent: an object as JSON, Content, or Events. A further dialect of chats has a
+Struct, a function that translates it to a ChatRequest, and a Shape that its answers leave in:
+
+    return await exchange.generate(body, WordShape(), to_chat)
+
+A Shape is given OpenAI's chunks as dicts. With `"speculation": {"show_tokens": true}` each choice
+of each chunk has `token_sources`, [{"text", "source"}], whose sources are "target", "model",
+"copy", "memory" and "grammar"; `speculation.drafted_by` counts by the same names, except that the
+target's own choices are "nobody". The last chunk of all has `usage` and `speculation`. Errors are
+raised as ApiError or any PyllamaSpecError, and leave in the form that the route names.
 """
 
 from __future__ import annotations

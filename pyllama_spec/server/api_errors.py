@@ -24,6 +24,8 @@ from pyllama_spec.errors import (
     limited,
     shown,
 )
+from pyllama_spec.options import options_of
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.shapes import Speculation
 
 
@@ -71,14 +73,13 @@ _LACKING = re.compile(r"Object (missing required|contains unknown) field `(.+)`"
 _MAX_NAME = 200
 # Python's names of arguments, and those that a request may have for them: the first of its own.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
+    **{one.name: one.body_names for one in options_of(RequestOptions).values()},
     "input": ("messages", "prompt"), "logprobs": ("n_probs",),
     "max_tokens": ("n_predict", "max_completion_tokens", "max_output_tokens"),
-    "mirostat_mode": ("mirostat",), "n_draft": ("speculation.n_draft",),
-    "penalty_last_n": ("repeat_last_n",), "prompt": ("messages", "input_prefix", "input"),
-    "repeat_penalty": ("repetition_penalty",),
-    "response_format": ("json_schema", "text", "output_config"), "stop": ("stop_sequences",),
-    "suffix": ("input_suffix",), "timeout_s": ("timeout",), "token": ("tokens",),
-    "tool_choice": ("function_call",), "tools": ("functions",),
+    "n_draft": ("speculation.n_draft",), "stop": ("stop_sequences",),
+    "prompt": ("messages", "input_prefix", "input"),
+    "response_format": ("json_schema", "text", "output_config"), "suffix": ("input_suffix",),
+    "token": ("tokens",), "tool_choice": ("function_call",), "tools": ("functions",),
 }  # fmt: skip
 _KINDS_OF_JSON: Mapping[type, str] = {
     type(None): "null", bool: "true or false", int: "an integer", float: "a number",

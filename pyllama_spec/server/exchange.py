@@ -1,60 +1,87 @@
-"""One HTTP request: its body, its answer or stream, and a client that disconnects."""
+"""One HTTP request: its body, the model that answers it, and its answer, whole or as events."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import secrets
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from pyllama_spec.server import bodies
+from pyllama_spec.server import door
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
-from pyllama_spec.server.serving import names_of, note_failure
+from pyllama_spec.server.door import ClientGone, RequestInfo
+from pyllama_spec.server.service import Answer, Event, Service, Shape
+from pyllama_spec.server.serving import note_failure, stopped
+from pyllama_spec.server.shapes import ChatRequest
 
 if TYPE_CHECKING:
     from pyllama_spec.server.models import Models
-    from pyllama_spec.server.served_model import ChosenModel
-    from pyllama_spec.server.service import Service
 
 _T = TypeVar("_T")
-# An error as an event of a stream.
-_LateError = Callable[[ApiError], bytes]
-_JSON = b"application/json"
+# The header with the request's id.
+REQUEST_ID = ("X-Request-Id",)
+_JSON = "application/json"
+# A proxy that gathers a stream would show it at its end.
+_STREAM = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _PING = b": ping\n\n"
 # So many events are sent together at most.
 _MAX_HELD = 64
 
 
-class ClientGone(Exception):  # noqa: N818 - nothing went wrong here
-    """The client disconnected, or has stopped reading."""
+# Translates the body of a dialect, with what the model's template knows.
+ToChat = Callable[[Any, Service], ChatRequest]
 
 
-def sse(data: object, event: str | None = None) -> bytes:
-    """One event of a stream: JSON, except of text and bytes, which are written unchanged."""
-    raw = data.encode() if isinstance(data, str) else data
-    raw = raw if isinstance(raw, bytes) else msgspec.json.encode(raw)
-    head = b"" if event is None else b"event: " + event.encode() + b"\n"
+class Events(NamedTuple):
+    """An answer as a stream of events, and the events of an error after it began."""
+
+    source: AsyncGenerator[Event, None]
+    failed: Callable[[ApiError], Iterable[Event]]
+
+
+class Content(NamedTuple):
+    """An answer as bytes."""
+
+    raw: bytes
+    kind: str = _JSON
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An endpoint: its place, its function, and the msgspec type of its body.
+
+    The function takes the exchange and the parsed body, None without a type. It returns what is
+    sent: Events, Content, or anything that msgspec writes as JSON. A GET answers HEAD too. An open
+    endpoint needs no key and outlives the stop.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Exchange, Any], Awaitable[Any]]
+    body: type[Any] | None = None
+    error_form: Callable[[ApiError], dict[str, Any]] = openai_error
+    is_open: bool = False
+    id_headers: Sequence[str] = REQUEST_ID
+
+
+def _sse(event: Event) -> bytes:
+    """An event as bytes: its data as JSON, but for a text."""
+    name, data = event
+    raw = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + raw + b"\n\n"
 
 
 class Exchange:
-    """A request and its answer over ASGI. `note` has figures for the log: counts, never text.
+    """A request and its answer over ASGI.
 
     Starlette's StreamingResponse and sse-starlette's EventSourceResponse send the status before the
     first event, so that a refusal would be a 200; and each event by itself, where the events of a
@@ -63,58 +90,39 @@ class Exchange:
 
     def __init__(self, models: Models, scope: Scope, receive: Receive, send: Send) -> None:
         self.models, self.serving, self._receive, self._send = models, models.serving, receive, send
-        self._used: ChosenModel | None = None
-        self._with_adapters = ExitStack()
-        self._late_error: _LateError | None = None
-        self._given = frozenset[str]()
         self.request = Request(scope, receive)
         self.path: str = scope["path"]
         self.method = self.request.method
-        # Ours alone: a client's would be its text in the log.
-        self.request_id = secrets.token_hex(8)
-        self.id_headers: Sequence[bytes] = (b"x-request-id",)
+        self.info = RequestInfo()
         self.status = 0
-        self.note: dict[str, Any] = {}
-        self.extra_headers: list[tuple[bytes, bytes]] = []
-        self._body_is_read = self._has_left = self._has_given_up = self.is_large = False
-        # For a stream: its source, the part to send, and the number of sends.
-        self._task: asyncio.Task[Any] | None = None
-        self._held: list[bytes] = []
-        self._has_held, self._sending, self._n_sent = asyncio.Event(), asyncio.Lock(), 0
+        self.headers: dict[str, str] = {}
+        self.is_large = False
+        self._given = frozenset[str]()
+        self._model = models.only.name if models.only is not None else ""
+        self._has_given_up = False
 
-    def header(self, name: str) -> str | None:
-        """The first header of a lower-case name; None without one."""
-        return self.request.headers.get(name)
+    # ---- the body, and the model that answers it
 
-    def client_address(self) -> str:
-        """The client's address; "-" if unknown.
+    async def read(self, shape: type[_T]) -> _T:
+        """Parses the body as a msgspec type."""
+        settings = self.serving.settings
+        raw = await door.read_body(self.request, settings)
+        self.is_large = len(raw) >= door.LARGE
+        body = await door.parsed(raw, shape, settings.max_inputs)
+        self._given = await self.prepared(door.given_names, raw)
+        known: Sequence[str] = shape.__struct_fields__  # type: ignore[attr-defined]
+        self.serving.note_unknown(self.path, self._given, known)
+        return body
 
-        Where a proxy on this machine passes it on, that of the proxy's client: the last one in
-        X-Forwarded-For, which the proxy itself has written there.
-        """
-        host = self.request.client.host if self.request.client else "-"
-        # A proxy may add a header of its own behind the client's.
-        given = self.request.headers.getlist("x-forwarded-for")
-        told = given[-1].rpartition(",")[2].strip() if given else ""
-        with suppress(ValueError):
-            if told and ipaddress.ip_address(host).is_loopback:
-                return str(ipaddress.ip_address(told.partition("%")[0]))
-        return host
+    async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
+        """Runs a call on the body: here, or in a thread if the body is large."""
+        return await door.apart(call, *given) if self.is_large else call(*given)
 
-    # ---- the model that answers it
-
-    async def use(
-        self,
-        name: str | None = None,
-        *,
-        needs_base: bool = False,
-        late_error: _LateError | None = None,
-    ) -> Service:
-        """Gets the service of a named model, which stays loaded until release().
-
-        A stream, which has a late_error, starts with pings while it waits for a load; a later error
-        is its last event.
-        """
+    @asynccontextmanager
+    async def model(
+        self, name: str | None, *, needs_base: bool = False
+    ) -> AsyncGenerator[Service, None]:
+        """The service of a named model, which is loaded if needed and stays loaded in the block."""
         models = self.models
         choice = models.find(name)
         if needs_base and choice.adapter is not None:
@@ -122,132 +130,83 @@ class Exchange:
                 400, f"{choice.adapter!r} is an adapter, which applies to generation only: ask "
                 f"{choice.model.name!r}", "unsupported", "model",
             )  # fmt: skip
-        self.release()
-        if choice.model.takes_requests:
-            self._used = await models.use(name)
-        else:
-            self._used = await self._loaded(name, late_error)
-        service = self.service
-        if models.only is None:
-            self.note["model"] = service.name
-        if choice.adapter is not None:
-            self.note["adapter"] = choice.adapter
-            self._with_adapters.enter_context(service.llm.with_adapters(models.adapters(choice)))
-        return service
-
-    async def _loaded(self, name: str | None, late_error: _LateError | None) -> ChosenModel:
-        self._late_error = late_error
-        calls = (self._ping, self._send_held) if late_error is not None else ()
-        beside = [asyncio.ensure_future(call()) for call in calls]
+        service = await models.use(choice)
         try:
-            return await self.watched(self.models.use(name))
+            self._model = service.name
+            if models.only is None:
+                self.info.note["model"] = service.name
+            if choice.adapter is None:
+                yield service
+                return
+            self.info.note["adapter"] = choice.adapter
+            with service.llm.with_adapters(models.adapters(choice)):
+                yield service
         finally:
-            await _ended(*beside)
+            models.done_with(choice.model)
 
-    @property
-    def service(self) -> Service:
-        """The service that use() got."""
-        assert self._used is not None
-        assert self._used.model.service is not None
-        return self._used.model.service
+    async def generate(self, body: Any, shape: Shape, to_chat: ToChat | None = None) -> Any:
+        """The answer to a request for a text, in a shape.
 
-    def release(self) -> None:
-        """Called when the request ends or changes its model. May be called twice."""
-        used, self._used = self._used, None
-        self._with_adapters.close()
-        if used is not None:
-            self.models.done_with(used.model)
+        Args:
+            body: the parsed body, which has `model` and `stream`.
+            shape: the form of the answer.
+            to_chat: translates the body of a dialect.
 
-    # ---- input
+        """
+        if body.stream:
+            return Events(self._events(body, shape, to_chat), shape.failed)
+        async with self._answering(body, to_chat) as answer:
+            return await answer.whole(shape)
 
-    async def body(self) -> bytes:
-        """Reads the whole body."""
-        settings = self.serving.settings
-        most, parts, n = settings.max_body_bytes, list[bytes](), 0
-        mib, rest = divmod(most, 1 << 20)
-        told = f"{most} bytes" if rest else f"{mib} MiB"
-        too_large = ApiError(
-            413, f"the body has more than the {told} that this server takes", "too_large",
-            option="max_body_bytes",
-        )  # fmt: skip
-        length = self.header("content-length")
-        if length is not None and length.isdigit() and int(length) > most:
-            raise too_large
+    async def _events(
+        self, body: Any, shape: Shape, to_chat: ToChat | None
+    ) -> AsyncGenerator[Event, None]:
+        async with (
+            self._answering(body, to_chat) as answer,
+            aclosing(answer.events(shape)) as events,
+        ):
+            async for event in events:
+                yield event
 
-        try:
-            with anyio.fail_after(settings.body_timeout_s):
-                async for part in self.request.stream():
-                    n += len(part)
-                    if n > most:
-                        raise too_large
-                    parts.append(part)
-        except TimeoutError:
-            raise ApiError(
-                408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
-            ) from None
-        except ClientDisconnect:
-            raise ClientGone from None
-        self._body_is_read = True
-        return b"".join(parts)
+    @asynccontextmanager
+    async def _answering(self, body: Any, to_chat: ToChat | None) -> AsyncGenerator[Answer, None]:
+        async with self.model(body.model) as service:
+            if to_chat is not None:  # a template says what it knows of thoughts in a moment
+                body = await service.in_thread(to_chat, body, service)
+            yield await self.prepared(service.answer, body, self.info)
 
-    async def read(self, shape: type[_T]) -> _T:
-        """Parses the body as a msgspec type."""
-        raw = await self.body()
-        self.is_large = len(raw) >= bodies.LARGE
-        body = await bodies.read(raw, shape, self.serving.settings.max_inputs)
-        if isinstance(body, Mapping):
-            self._given = frozenset(body)
-            return body
-        fields = await bodies.apart(names_of, raw) if self.is_large else names_of(raw)
-        self._given = frozenset(
-            name for name, value in fields.items() if memoryview(value) != memoryview(b"null")
-        )
-        self.note_unknown(self._given, shape.__struct_fields__)  # type: ignore[attr-defined]
-        return body
-
-    def note_unknown(self, names: Iterable[str], known: Collection[str]) -> None:
-        """Says in the log which of a request's fields the endpoint does not know."""
-        self.serving.note_unknown(self.path, names, known)
-
-    async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
-        """Runs a call on the body: here, or in a thread if the body is large."""
-        return await bodies.apart(call, *given) if self.is_large else call(*given)
+    async def count_tokens(self, body: Any, to_chat: ToChat | None = None) -> int:
+        """The number of tokens of a chat's prompt, without computing them; see generate()."""
+        async with self.model(body.model) as service:
+            return await service.in_thread(_n_prompt, service, body, to_chat, self.info)
 
     # ---- output
+
+    async def send(self, answer: Any) -> None:
+        """Sends what a handler returned: Events, Content, or an object as JSON."""
+        if isinstance(answer, Events):
+            await self._send_events(answer)
+        elif isinstance(answer, Content):
+            await self._send_content(answer)
+        else:
+            await self.send_json(answer)
 
     async def send_json(
         self, answer: object, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         """Sends a whole answer as JSON."""
-        await self.send_bytes(msgspec.json.encode(answer), _JSON, status, headers)
+        await self._send_content(Content(msgspec.json.encode(answer), _JSON, status, headers or {}))
 
-    async def send_bytes(
-        self,
-        raw: bytes,
-        kind: bytes,
-        status: int = 200,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Sends a whole answer."""
-        more = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
-        more.append((b"content-length", str(len(raw)).encode()))
-        await self._begin(status, kind, more)
-        await self._deliver({"type": "http.response.body", "body": raw})
+    async def _send_content(self, answer: Content) -> None:
+        more = {**answer.headers, "Content-Length": str(len(answer.raw))}
+        await self._begin(answer.status, answer.kind, more)
+        await self._deliver({"type": "http.response.body", "body": answer.raw})
 
-    async def send_parts(self, parts: Sequence[bytes], kind: bytes) -> None:
-        """Sends a large answer in parts, between which other requests are answered."""
-        length = str(sum(map(len, parts))).encode()
-        await self._begin(200, kind, [(b"content-length", length)])
-        for part in parts:
-            await self._deliver({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0)
-        await self._deliver({"type": "http.response.body", "body": b""})
-
-    async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
-        own = [(name, self.request_id.encode()) for name in self.id_headers]
-        headers = [(b"content-type", kind), *more, *own, *self.extra_headers]
+    async def _begin(self, status: int, kind: str, more: Mapping[str, str]) -> None:
         self.status = status
-        await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
+        headers = {"Content-Type": kind, **more, **self.headers}
+        raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
+        await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _deliver(self, message: Message) -> None:
         """Sends a message to the client within send_timeout_s."""
@@ -270,18 +229,37 @@ class Exchange:
         if transport is not None:
             transport.abort()
 
+    async def send_error(
+        self, error: BaseException, form: Callable[[ApiError], dict[str, Any]]
+    ) -> None:
+        """Sends an error in place of an answer that has not started."""
+        shown = self._shown(error)
+        if not self.status:
+            await self.send_json(form(shown), shown.status, shown.headers)
+
+    def _shown(self, error: BaseException) -> ApiError:
+        """An error as its client sees it; writes it to the log and the metrics."""
+        settings = self.serving.settings
+        shown = api_error(error, settings.retry_after_s, self._given)
+        shown.message = self.models.without_paths(shown.message)
+        note_failure(error)
+        shown.request_id = self.info.id
+        self.info.note["error"] = code = shown.code or shown.type
+        if option := settings.flags.get(shown.option, shown.option):
+            self.info.note["option"] = option
+        self.serving.metrics.note_error(self._model, code)
+        _let_go(error)
+        return shown
+
     # ---- while the answer is made
 
     async def _left(self) -> None:
         """Ends when the client disconnects."""
-        if not self._body_is_read:
-            with suppress(ApiError):
-                await self.body()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def watched(self, work: Awaitable[_T]) -> _T:
-        """The result of a task, which is cancelled when the client disconnects."""
+        """The result of a handler, which is cancelled when the client disconnects."""
         task, left = asyncio.ensure_future(work), asyncio.ensure_future(self._left())
         try:
             await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -291,139 +269,61 @@ class Exchange:
         finally:
             await _ended(task, left)
 
-    async def send_events(
-        self,
-        events: AsyncGenerator[bytes, None],
-        error_event: _LateError,
-    ) -> None:
-        """Sends events, with pings while the first one takes long; an error before it is plain."""
-        self._task, self._late_error = asyncio.current_task(), None
-        beside = [
-            asyncio.ensure_future(one)
-            for one in (self._end_with_client(), self._ping(), self._send_held())
-        ]
+    async def _send_events(self, events: Events) -> None:
+        """Sends events, with pings while none comes; an error before the first is plain."""
+        held, changed, has_room = list[bytes](), asyncio.Event(), asyncio.Event()
+
+        async def read() -> None:
+            async with aclosing(events.source) as source:
+                async for event in source:
+                    held.append(_sse(event))
+                    changed.set()
+                    if len(held) >= _MAX_HELD:
+                        has_room.clear()
+                        await has_room.wait()
+
+        reader, left = asyncio.ensure_future(read()), asyncio.ensure_future(self._left())
+        reader.add_done_callback(lambda _: changed.set())
+        left.add_done_callback(lambda _: changed.set())
+        error: BaseException | None = None
         try:
-            try:
-                async for event in events:
-                    await self._hold(event)
-                await self._send_now()
-            except Exception as error:
-                if not self.status or isinstance(error, ClientGone):
-                    raise
-                await self._send_now(error_event(self._told(error)))
-            await self._deliver({"type": "http.response.body", "body": b""})
+            while True:
+                with anyio.move_on_after(self.serving.settings.ping_s):
+                    await changed.wait()
+                changed.clear()
+                if reader.done() or left.done():
+                    break
+                await self._send_part(held or [_PING])
+                has_room.set()
+            if not reader.done():
+                raise ClientGone
+            error = reader.exception()
         except asyncio.CancelledError:
-            if self._has_left:
-                raise ClientGone from None
             if not (self.status and self.serving.is_cutting):
                 raise
-            await self._send_now(error_event(self._told(stopped())))
-            await self._deliver({"type": "http.response.body", "body": b""})
+            error = stopped()
         finally:
-            self._task = None
-            await _ended(*beside)
-            await events.aclose()
-
-    async def _end_with_client(self) -> None:
-        """Cancels the stream when its client disconnects, whatever it waits for."""
-        await self._left()
-        self._end_now()
-
-    def _end_now(self) -> None:
-        self._has_left = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _ping(self) -> None:
-        """Sends a comment on a silent stream, so that no proxy closes the connection."""
-        while True:
-            n_sent = self._n_sent
-            await asyncio.sleep(self.serving.settings.ping_s)
-            if n_sent == self._n_sent and not self._held:
-                self._held.append(_PING)
-                self._has_held.set()
-
-    def _told(self, error: BaseException) -> ApiError:
-        """An error in the client's format, and its log entry."""
-        settings = self.serving.settings
-        told = api_error(error, settings.retry_after_s, self._given)
-        told.message = self.models.without_paths(told.message)
-        note_failure(error)
-        told.request_id = self.request_id
-        self.note["error"] = code = told.code or told.type
-        if option := settings.flags.get(told.option, told.option):
-            self.note["option"] = option
-        used = self._used.model if self._used is not None else self.models.only
-        self.serving.metrics.note_error("" if used is None else used.name, code)
-        _let_go(error)
-        return told
-
-    async def send_error(
-        self, error: BaseException, form: Callable[[ApiError], dict[str, Any]]
-    ) -> None:
-        """Sends an error in place of an answer that has not started."""
-        told = self._told(error)
-        if not self.status:
-            await self.send_json(form(told), told.status, told.headers)
-        elif self._late_error is not None:
-            await self._send_now(self._late_error(told))
-            await self._deliver({"type": "http.response.body", "body": b""})
-
-    async def _hold(self, event: bytes) -> None:
-        """Holds an event until those of the same round are there."""
-        self._held.append(event)
-        self._has_held.set()
-        if len(self._held) >= _MAX_HELD:
-            await self._send_now()
-
-    async def _send_held(self) -> None:
-        """Sends the held events when their source waits for the next one."""
-        while True:
-            await self._has_held.wait()
-            try:
-                await self._send_now()
-            except ClientGone:
-                self._end_now()
-                return
-
-    async def _send_now(self, event: bytes = b"") -> None:
-        """Sends the held events and one more."""
-        async with self._sending:
-            raw = b"".join((*self._held, event))
-            self._held.clear()
-            self._has_held.clear()
-            if not raw:
-                return
-            self._n_sent += 1
+            await _ended(reader, left)
+        if error is not None:
             if not self.status:
-                # A proxy that gathers a stream would show it at its end.
-                no_buffer = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-                await self._begin(200, b"text/event-stream; charset=utf-8", no_buffer)
-            await self._deliver({"type": "http.response.body", "body": raw, "more_body": True})
+                raise error
+            held += map(_sse, events.failed(self._shown(error)))
+        await self._send_part(held)
+        await self._deliver({"type": "http.response.body", "body": b""})
+
+    async def _send_part(self, held: list[bytes]) -> None:
+        """Sends the held events, which are those of a round, as one message."""
+        raw = b"".join(held)
+        held.clear()
+        if not self.status:
+            await self._begin(200, "text/event-stream; charset=utf-8", _STREAM)
+        await self._deliver({"type": "http.response.body", "body": raw, "more_body": True})
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """An endpoint. A GET answers HEAD too. An open one needs no key and outlives the stop."""
-
-    method: str
-    path: str
-    handler: Callable[[Exchange], Awaitable[None]]
-    error_form: Callable[[ApiError], dict[str, Any]] = openai_error
-    is_open: bool = False
-    id_headers: Sequence[bytes] = (b"x-request-id",)
-
-
-def stopping() -> ApiError:
-    """The error for a request that arrives while the server stops."""
-    return ApiError(503, "the server is stopping: it takes nothing new", "stopping")
-
-
-def stopped() -> ApiError:
-    """The error for a request that the server's stop cancels."""
-    return ApiError(
-        503, "the server stopped before the answer was complete: send the request again", "stopping"
-    )
+def _n_prompt(service: Service, body: Any, to_chat: ToChat | None, info: RequestInfo) -> int:
+    chat = body if to_chat is None else to_chat(body, service)
+    with service.unstarted(chat, info) as handle:
+        return handle.status.n_prompt
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -39,35 +38,31 @@ class Caller(NamedTuple):
     shown: str
 
 
-class _Known(NamedTuple):
-    caller: Caller
-    digests: tuple[bytes, bytes]
-
-
 class Keys:
     """The keys of a server, which may change while it serves.
 
     A key keeps its number while the server runs, and no other key gets it later: drafts find a
-    user's texts by it.
+    user's texts by it. Keys are known by their digests, so that the time of a look-up says nothing
+    of a key.
     """
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         self._numbers: dict[bytes, int] = {}
-        self._known: list[_Known] = []
+        self._callers: dict[bytes, Caller] = {}
+        self._known: set[bytes] = set()
         self.replace(keys)
 
     def replace(self, keys: Sequence[str]) -> tuple[int, int]:
-        """Replaces the accepted keys."""
-        before = {one.digests for one in self._known}
-        self._known = [self._of(key) for key in dict.fromkeys(keys)]
-        now = {one.digests for one in self._known}
-        return len(now - before), len(before - now)
-
-    def _of(self, key: str) -> _Known:
-        digests = _digests(key)
-        number = self._numbers.setdefault(digests[0], len(self._numbers))
-        name = getattr(key, "name", "") or str(number + 1)
-        return _Known(Caller(f"key {number}", name), digests)
+        """Replaces the accepted keys; returns how many are new, and how many are gone."""
+        before, self._known = self._known, set()
+        self._callers = {}
+        for key in keys:
+            digests = _digests(key)
+            number = self._numbers.setdefault(digests[0], len(self._numbers))
+            name = getattr(key, "name", "") or str(number + 1)
+            self._known.add(digests[0])
+            self._callers.update(dict.fromkeys(digests, Caller(f"key {number}", name)))
+        return len(self._known - before), len(before - self._known)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -75,18 +70,12 @@ class Keys:
     def caller_of(self, given: str | None) -> Caller | None:
         """The owner of a key; None for an unknown key.
 
-        A wrong key takes the same time, wherever it differs. A header has one character per byte:
-        clients encode a key beyond ASCII in UTF-8 or in Latin-1, and both are accepted.
+        A header has one character per byte: clients encode a key beyond ASCII in UTF-8 or in
+        Latin-1, and both are accepted.
         """
         if not self._known:
             return Caller("", "")
-        seen = _digests(given or "")[-1]
-        # All are looked at: how long it takes says nothing of which one was close.
-        matches = [
-            sum(hmac.compare_digest(one, seen) for one in known.digests) > 0
-            for known in self._known
-        ]
-        return self._known[matches.index(True)].caller if any(matches) else None
+        return self._callers.get(_digests(given or "")[-1])
 
 
 def _digests(key: str) -> tuple[bytes, bytes]:
@@ -136,17 +125,10 @@ def _read(line: str) -> Key:
     return Key(text.strip(), name[:_MAX_NAME])
 
 
-def is_open_to_others(path: str | os.PathLike[str] | None) -> bool:
-    """Whether other users of the machine may read a key file."""
-    if path is None:
-        return False
-    with suppress(OSError):
-        return bool(Path(path).stat().st_mode & stat.S_IROTH) and os.name == "posix"
-    return False
-
-
 def notes_of(path: str | os.PathLike[str] | None) -> list[str]:
     """Remarks on a key file for the user, one per line."""
-    if path is None or not is_open_to_others(path):
-        return []
-    return [f"every user of this machine may read the keys: chmod 600 {os.fspath(path)}"]
+    with suppress(OSError):
+        if path is not None and os.name == "posix" and Path(path).stat().st_mode & stat.S_IROTH:
+            shown = os.fspath(path)
+            return [f"every user of this machine may read the keys: chmod 600 {shown}"]
+    return []

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
+from pyllama_spec.options import options_of
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.schema.grammar import literal
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.bodies import MAX_VALUES, too_many_values
+from pyllama_spec.server.door import MAX_VALUES, too_many_values
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import Bias, ChatRequest, Json, Sampling, Speculation
 
-# The owner of a request's key, in the task that answers it; "" where none is needed.
-CALLER: ContextVar[str] = ContextVar("CALLER", default="")
-# The log's note of a request of HTTP, in the task that answers it.
-NOTE: ContextVar[dict[str, Any] | None] = ContextVar("NOTE", default=None)
-# Fields of a body that RequestOptions names differently.
-_RENAMED = {
-    "repetition_penalty": "repeat_penalty",
-    "repeat_last_n": "penalty_last_n",
-    "mirostat": "mirostat_mode",
-    "timeout": "timeout_s",
+# The options by their names in a body.
+_OPTIONS = {
+    name: one.name for one in options_of(RequestOptions).values() for name in one.body_names
 }
 # vLLM's names of constraints: within structured_outputs, and on their own.
 _GUIDED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
@@ -40,8 +34,10 @@ _APART = frozenset((
 ))  # fmt: skip
 
 
-def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[str, Any]:
-    """The keywords of a Llama call for a request."""
+def keywords_of(
+    request: Sampling, settings: ServerSettings, name: str, caller: str
+) -> dict[str, Any]:
+    """The keywords of a Llama call for a request, whose key's owner is `caller`, or ""."""
     fields = msgspec.structs.asdict(request)
     # A prompt may be as many ids as the context has.
     check_values({field: value for field, value in fields.items() if field != "prompt"})
@@ -52,13 +48,13 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
             keywords.pop("reasoning_format", None)
     for field, value in fields.items():
         if value is not None and field not in _APART:
-            keywords[_RENAMED.get(field, field)] = value
+            keywords[_OPTIONS.get(field, field)] = value
     if fields.get("top_logprobs") and not keywords.get("logprobs"):
         raise ApiError(
             400, 'top_logprobs needs "logprobs": true', "invalid_value", "top_logprobs"
         )  # fmt: skip
     keywords["model"] = request.model or name
-    if caller := CALLER.get():  # no client can pose as a user of another key
+    if caller:  # no client can pose as a user of another key
         keywords["user"] = f"{caller}: {request.user or ''}"
     if request.stream_options is not None:
         keywords["stream_options"] = msgspec.structs.asdict(request.stream_options)

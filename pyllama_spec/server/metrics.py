@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 # By name: what it is, and what gives its figures now, each with its labels' values.
 Gauges = Mapping[str, tuple[str, Callable[[], Iterable[tuple[Sequence[str], float]]]]]
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 

@@ -15,22 +15,20 @@ from msgspec import Meta, Struct
 
 from pyllama_spec.drafters import needs_file
 from pyllama_spec.engine.checks import count, meant, real
-from pyllama_spec.errors import TOML_WORDS, ArgumentError, Face, PyllamaSpecError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.loading import check_options
-from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
-from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.server.llama_server_flags import OF_CHATS
+from pyllama_spec.llama.open_options import OpenOptions
+from pyllama_spec.options import options_of
+from pyllama_spec.requests.options import OF_CHATS, RequestOptions
 
 # The defaults of `serve`; copies of prompts count as a part of a model's memory.
 _DEFAULTS: Mapping[str, Any] = {
     "n_ctx": 4096, "n_parallel": 4, "max_waiting": 64, "prefix_cache_bytes": 256 << 20,
 }  # fmt: skip
-# Objects of Python.
-_NOT_IN_FILE = ("chat_handler", "draft_model", "tokenizer")
-_PATHS = ("lora_path", "draft_memory")
-_TOML = Face(words=TOML_WORDS)
+# Options of requests in the file that are for chats alone, by create_chat_completion()'s names.
+_OF_CHATS = (*OF_CHATS, "reasoning_format", "chat_template_kwargs")
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -149,7 +147,8 @@ class _Own(Struct, kw_only=True, forbid_unknown_fields=True):
     preload: bool = False
 
 
-_KEYS = (*_Own.__struct_fields__, *(key for key in KEYWORDS if key not in _NOT_IN_FILE))
+_OPTIONS = options_of(OpenOptions)
+_KEYS = (*_Own.__struct_fields__, *(name for name, one in _OPTIONS.items() if one.in_files))
 
 _UNKNOWN_AT_TOP = re.compile(r"Object contains unknown field `([^`]+)`")
 
@@ -222,8 +221,10 @@ def _told(place: str) -> Iterator[None]:
     try:
         yield
     except PyllamaSpecError as error:
+        # TOML writes true and false.
+        text = re.sub(r"(?<!['\"])\b(True|False)\b", lambda word: word[0].lower(), str(error))
         kind = UnsupportedError if isinstance(error, UnsupportedError) else ArgumentError
-        raise kind(problem=f"{place}: {error.rendered(_TOML)}") from None
+        raise kind(f"{place}: {text}") from None
 
 
 def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:
@@ -278,8 +279,8 @@ def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, A
     draft = keywords.get("draft")
     if isinstance(draft, str) and needs_file(draft):
         keywords["draft"] = str(_place(folder, draft))
-    for key in _PATHS:
-        if isinstance(keywords.get(key), str):
+    for key, one in _OPTIONS.items():
+        if one.is_path and key != "draft" and isinstance(keywords.get(key), str):
             keywords[key] = str(_place(folder, keywords[key]))
     path = str(_place(folder, model))
     options, _ = OpenOptions.from_keywords(path, keywords)
@@ -289,7 +290,7 @@ def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, A
 
 def _requests(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The defaults of requests, and those of chat requests."""
-    chats = {key: value for key, value in given.items() if key in OF_CHATS}
+    chats = {key: value for key, value in given.items() if key in _OF_CHATS}
     defaults = {key: value for key, value in given.items() if key not in chats}
     RequestOptions.from_keywords(defaults)
     return defaults, chats

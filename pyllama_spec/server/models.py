@@ -13,22 +13,25 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, MutableSet, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableSet, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
 
 from pyllama_spec.drafters import needs_file
-from pyllama_spec.engine import ContextParams
+from pyllama_spec.engine import Adapter, ContextParams
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.identity import parts_of
 from pyllama_spec.errors import (
     CancelledError,
+    ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
+    RemoteError,
 )
 from pyllama_spec.gguf.reader import GgufKey, read_keys
 from pyllama_spec.llama import Llama
@@ -37,21 +40,6 @@ from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server.api_errors import NO_RETRY, ApiError, for_client
 from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
-from pyllama_spec.server.served_model import (
-    STATES,
-    Adapters,
-    ChosenModel,
-    Failure,
-    MissingError,
-    NeverFitsError,
-    Opened,
-    ServedModel,
-    lacks,
-    load_adapters,
-    may_pass,
-    not_loaded,
-    retry_adapter,
-)
 from pyllama_spec.server.service import Service
 from pyllama_spec.server.serving import Serving, log, note_failure
 from pyllama_spec.server.settings import ServerSettings
@@ -68,6 +56,229 @@ _ENDS = (
     ".block_count", ".embedding_length", ".context_length", ".attention.head_count",
     ".attention.head_count_kv", ".attention.key_length", ".attention.value_length",
 )  # fmt: skip
+
+
+class Failure(NamedTuple):
+    """Why a model or an adapter could not be loaded, for clients, and when by monotonic().
+
+    `may_pass`: a later load may succeed though nobody changes anything.
+    """
+
+    why: str
+    at: float
+    may_pass: bool = False
+
+
+class MissingError(ModelLoadError):
+    """Files of a model do not exist."""
+
+    def __init__(self, missing: list[tuple[str, Path]]) -> None:
+        super().__init__(lacks(missing))
+        self.missing = missing
+
+
+class NeverFitsError(OutOfMemoryError):
+    """A model takes more than all models together may."""
+
+
+def may_pass(error: Exception) -> bool:
+    """See Failure."""
+    is_outside = isinstance(error, (OutOfMemoryError, RemoteError))
+    return is_outside and not isinstance(error, NeverFitsError)
+
+
+def lacks(missing: Sequence[tuple[str, Path]]) -> str:
+    """The message about missing files, without paths, for clients."""
+    keys = " and of its ".join(key for key, _ in missing)
+    return f"the file of its {keys} does not exist"
+
+
+def not_loaded(name: str, why: str, *, may_pass: bool) -> ApiError:
+    """The error for a request to a model that cannot be loaded."""
+    message = f"the model {name!r} cannot be loaded: {why}"
+    if may_pass:
+        return ApiError(503, message, "model_not_loaded", "model")
+    message += "; whoever runs the server has to correct that"
+    return ApiError(500, message, "model_not_loaded", "model", headers=NO_RETRY)
+
+
+Adapters = Sequence[tuple[Adapter, float]]
+_NO_MEMORY = re.compile(r"\(the engine says: .*(?:failed to allocate|bad_alloc)", re.DOTALL)
+# How often a model may fail before only a restart of the server helps: see Service.has_leaked.
+_MAX_LEAKS = 8
+STATES = ("loaded", "loading", "unloaded", "failed")
+
+
+class Opened(NamedTuple):
+    """A loaded model, with its adapters by name; `store_bytes` are for copies of prompts."""
+
+    llm: Llama
+    store_bytes: int
+    adapters: dict[str, Adapters]
+    failures: dict[str, Failure]
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory that it takes as of now: the first text to embed opens another context."""
+        return self.llm.memory_bytes + self.store_bytes
+
+    def load_adapter(
+        self, spec: ModelSpec, name: str, failure_of: Callable[[Exception], Failure]
+    ) -> None:
+        """Loads an adapter, or records why it cannot be."""
+        path, scale = spec.adapters[name]
+        try:
+            self.adapters[name] = [(Adapter(self.llm.model, path), scale)]
+            self.failures.pop(name, None)
+        except (PyllamaSpecError, MemoryError) as error:
+            log.warning("the adapter %s cannot be loaded: %s", name, error or "out of memory")
+            # The engine says that such a file is no adapter; its log has the reason.
+            if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+                error = OutOfMemoryError("there is not enough memory for it")
+            self.failures[name] = failure_of(error)
+
+
+class ServedModel:
+    """A model of a server, and its state.
+
+    `n_leaks` counts the contexts that it has left to the process by failures, which are not freed,
+    and reopenings without memory. `draining` is set while it takes no new requests since another
+    model waits for its memory; done once it is closed, or need not be.
+    """
+
+    def __init__(self, name: str, spec: ModelSpec | None, aliases: Sequence[str] = ()) -> None:
+        self.aliases = aliases if spec is None else spec.aliases
+        self.name, self.spec, self.created = name, spec, int(time())
+        self.service: Service | None = None
+        self.opened: Opened | None = None
+        self.failure: Failure | None = None
+        self.missing: list[tuple[str, Path]] = []
+        self.n_users = self.n_waiting = self.n_bytes = self.n_leaks = 0
+        self.waits_for_room = False
+        self.retries: dict[str, asyncio.Task[None]] = {}
+        self.draining: asyncio.Future[None] | None = None
+        self.last_used = self.loaded_at = monotonic()
+        self.loading: asyncio.Task[None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> str:
+        """One of STATES."""
+        if self.service is not None and self.service.is_usable:
+            return "loaded"
+        if self.loading is not None:
+            return "loading"
+        return "unloaded" if self.failure is None and self.service is None else "failed"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the model is loaded and unused."""
+        is_wanted = self.n_waiting and self.draining is None
+        return self.service is not None and not (self.n_users or is_wanted)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the model is loaded and not draining."""
+        return self.draining is None and self.service is not None and self.service.is_usable
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the loaded model failed inside, so that it has to be loaded again."""
+        return self.service is not None and not self.service.is_usable
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it failed so often that it is not opened again."""
+        return self.n_leaks > _MAX_LEAKS
+
+    def note_leak(self) -> None:
+        """Counts the context of a model that failed, before it is closed."""
+        if self.service is not None and self.service.has_leaked:
+            self.service.has_leaked, self.n_leaks = False, self.n_leaks + 1
+
+    def count_bytes(self) -> None:
+        """Updates n_bytes."""
+        if self.opened is not None:
+            self.n_bytes = self.opened.n_bytes
+        elif self.service is not None:
+            self.n_bytes = self.service.llm.memory_bytes
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names of its adapters."""
+        return () if self.spec is None else tuple(self.spec.adapters)
+
+    @property
+    def draft_asked_for(self) -> str | None:
+        """The draft it will have: a drafter's name, or a file's name."""
+        draft = None if self.spec is None else self.spec.keywords.get("draft")
+        if isinstance(draft, (str, os.PathLike)):
+            return None if draft == "none" else Path(draft).name
+        return None if draft is None else str(getattr(draft, "name", type(draft).__name__))
+
+    def failure_of(self, adapter: str | None) -> str | None:
+        """The last load error of the model or of an adapter; None for none."""
+        if self.opened is not None:
+            failure = None if adapter is None else self.opened.failures.get(adapter)
+        else:
+            failure = self.failure
+        return None if failure is None else failure.why
+
+    @property
+    def max_waiting(self) -> int | None:
+        """The maximum number of requests that wait for the load; None for no limit."""
+        if self.spec is not None:
+            most: int | None = self.spec.keywords.get("max_waiting")
+        else:
+            most = None if self.service is None else self.service.llm.max_waiting
+        return most
+
+    def names(self) -> Iterator[tuple[str, ChosenModel]]:
+        """The names of the model and its adapters."""
+        for name in (self.name, *self.aliases):
+            yield name, ChosenModel(self, None)
+        for name in self.adapters:
+            yield name, ChosenModel(self, name)
+
+    def places(self) -> Iterator[tuple[str, str]]:
+        """The paths of its files, each with its name in messages."""
+        adapters: Mapping[str, tuple[Path, float]] = {}
+        if self.spec is not None:
+            keywords, adapters = self.spec.keywords, self.spec.adapters
+        elif self.service is not None:
+            keywords = self.service.llm.file_keywords
+        else:
+            return
+        path = Path(keywords["model_path"])
+        yield str(path), self.name
+        if path.is_absolute() and len(path.parts) > 2:  # further parts of a split model
+            yield f"{path.parent}{os.sep}", ""
+        for name, (adapter, _) in adapters.items():
+            yield str(adapter), name
+        for word in ("draft", "lora_path", "draft_memory"):
+            file = keywords.get(word)
+            if isinstance(file, (str, os.PathLike)):
+                yield os.fspath(file), Path(file).name
+
+    def log_missing(self, missing: list[tuple[str, Path]]) -> None:
+        """Names missing files in the log, unless the last such lines named the same."""
+        if missing != self.missing:
+            for key, path in missing:
+                log.warning("%s cannot be loaded: its %s, %s, does not exist", self.name, key, path)
+        self.missing = missing
+
+    def cancel_expiry(self) -> None:
+        """Cancels the expiry timer."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+            self.expiry = None
+
+
+class ChosenModel(NamedTuple):
+    """The model of a name, and its adapter or None."""
+
+    model: ServedModel
+    adapter: str | None
 
 
 class Expected(NamedTuple):
@@ -242,7 +453,7 @@ def given_up(name: str) -> ApiError:
 
 # The maximum number of names in a message.
 _MAX_NAMED = 20
-# How long an end waits for a load that was told to stop.
+# How long an end waits for a load that has to stop.
 _LAST_LOAD_S = 5.0
 _MIB = 1 << 20
 
@@ -300,9 +511,8 @@ class Models:
             )  # fmt: skip
         return choice
 
-    async def use(self, name: str | None) -> ChosenModel:
+    async def use(self, choice: ChosenModel) -> Service:
         """Waits until a model is loaded, and keeps it loaded until done_with()."""
-        choice = self.find(name)
         one = choice.model
         if not one.takes_requests:
             await self._wait_for(one)
@@ -310,7 +520,8 @@ class Models:
             self._check_adapter(one, choice.adapter)
         one.n_users += 1
         one.cancel_expiry()
-        return choice
+        assert one.service is not None
+        return one.service
 
     def _check_adapter(self, one: ServedModel, name: str) -> None:
         """Raises if an adapter of a loaded model has failed; a later request may find it loaded."""
@@ -331,7 +542,7 @@ class Models:
         assert spec is not None
         try:
             await in_daemon(
-                lambda: retry_adapter(opened, spec, name, self._failure), lambda _: None,
+                lambda: opened.load_adapter(spec, name, self._failure), lambda _: None,
                 self._threads,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - reported to the requests, and logged
@@ -513,11 +724,6 @@ class Models:
             log.info(
                 "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB
             )
-            if same := [m.name for m in self._room.others(one) if m.shares_file_with(one)]:
-                log.info(
-                    "%s and %s are of one file: each counts its weights, though the pages of a "
-                    "mapped file are shared", one.name, ", ".join(same),
-                )  # fmt: skip
         except _UnwantedError:
             pass
         except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
@@ -612,11 +818,12 @@ class Models:
             raise MissingError(missing)
         llm = Llama(**spec.keywords)
         with closed_on_failure(llm):
-            adapters, failures = load_adapters(llm, spec, self._failure)
+            opened = Opened(llm, options_of(spec.keywords).store_bytes(), {}, {})
+            for name in spec.adapters:
+                opened.load_adapter(spec, name, self._failure)
             self._watch(1.0)
-            store_bytes = options_of(spec.keywords).store_bytes()
         llm.cache = self._listed.cache
-        return Opened(llm, adapters, failures, llm.memory_bytes + store_bytes, store_bytes)
+        return opened
 
     def _watch(self, _fraction: float) -> None:
         if self._is_ending:

@@ -26,7 +26,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import App, create_app
-from pyllama_spec.server.bodies import limit_arenas
+from pyllama_spec.server.door import limit_arenas
 from pyllama_spec.server.model_list import ModelList
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
@@ -124,7 +124,7 @@ class Listening:
         host, port: the address; port 0 means any free port.
         certificate, key: PEM files for TLS; None for HTTP.
         header_timeout_s: seconds for a request's head to arrive.
-        max_connections: the most connections; further ones are told to retry.
+        max_connections: the most connections; further ones get a 503.
 
     """
 

@@ -1,12 +1,13 @@
-"""Starts requests on the Llama: from a parsed body to chunks or a whole answer."""
+"""Runs requests on the Llama: from a parsed body to the chunks of an answer, or a whole one."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from pyllama_spec.errors import (
     CancelledError,
     EngineError,
     OutOfMemoryError,
+    PyllamaSpecError,
     QueueFullError,
     RemoteError,
     UnsupportedError,
@@ -25,18 +27,62 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.requests.options import MAX_CHOICES
-from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.keywords import NOTE, beyond, cut_note, keywords_of
+from pyllama_spec.server.api_errors import ApiError, openai_error
+from pyllama_spec.server.door import RequestInfo
+from pyllama_spec.server.keywords import beyond, cut_note, keywords_of
 from pyllama_spec.server.metrics import ModelMetrics
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import ChatRequest, CompletionRequest, Json
 
 _T = TypeVar("_T")
+# A request for a text, in the form that all dialects are parsed to.
+Asked = ChatRequest | CompletionRequest
+# An event of a stream: its name, if it has one, and its data.
+Event = tuple[str | None, Any]
 # Of OpenAI's API.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # The longest role, and how many unknown ones of a chat are looked at.
 _MAX_ROLE, _MOST_ROLES = 64, 8
+
+
+class Thoughts(NamedTuple):
+    """A chat template's support of thoughts: marked, so that they can be separated and bounded."""
+
+    are_marked: bool = False
+    reads_effort: bool = False
+
+    @property
+    def take_effort(self) -> bool:
+        """Whether an effort has an effect."""
+        return self.are_marked or self.reads_effort
+
+
+class Shape:
+    """The form of one request's answer: OpenAI's own, and the base of the other dialects.
+
+    Its methods are given the chunks of the answer in order, as OpenAI's dicts, and do nothing else.
+    """
+
+    def shown_id(self, answer_id: str) -> str | None:
+        """The id that the client sees; None for none."""
+        return answer_id
+
+    def whole(self, answer: Json) -> Any:
+        """A whole answer."""
+        return answer
+
+    def of(self, chunk: Json) -> Iterator[Event]:
+        """The events of the next chunk."""
+        yield None, chunk
+
+    def end(self) -> Iterator[Event]:
+        """The events after the last chunk."""
+        yield None, "[DONE]"
+
+    def failed(self, error: ApiError) -> Iterator[Event]:
+        """The events of an error after the answer began."""
+        yield None, openai_error(error)
 
 
 class Service:
@@ -50,7 +96,7 @@ class Service:
         self, llm: Llama, settings: ServerSettings, name: str, metrics: ModelMetrics
     ) -> None:
         self.llm, self.settings, self.name, self.metrics = llm, settings, name, metrics
-        self.thought_tags = ThoughtTags(llm.model)
+        self._thought_tags = ThoughtTags(llm.model)
         # OpenAI's field: the settings that an answer with a seed depends on besides it.
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
@@ -67,39 +113,71 @@ class Service:
             return None
         return None if name == "none" else name
 
+    @cached_property
+    def thoughts(self) -> Thoughts:
+        """The template's support of thoughts; slow the first time."""
+        if self.llm.chat_handler is not None:
+            return Thoughts()
+        source = self.llm.template.source
+        try:
+            tags = self._thought_tags.of_template(source)
+        except PyllamaSpecError:  # the engine reads no answers in its form, so none is taken apart
+            tags = ()
+        return Thoughts(bool(tags), "reasoning_effort" in source)
+
     # ---- requests of texts
 
-    def chat(self, request: ChatRequest) -> Answer:
+    def chat(self, request: ChatRequest, info: RequestInfo) -> Answer:
         """Prepares the answer to a chat."""
-        keywords = self.chat_keywords(request)
-        self._check_line(1, keywords)
-        note = cut_note(request, self.settings)
-        return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords, note)
+        keywords = self.chat_keywords(request, info)
+        self._check_n_texts(1, keywords)
+        return Answer(self, self.llm.acreate_chat_completion, request.messages, keywords, info)
 
-    def _check_line(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
+    def complete(self, request: CompletionRequest, info: RequestInfo) -> Answer:
+        """Prepares the completion of a text, or of each of several."""
+        keywords = keywords_of(request, self.settings, self.name, info.caller)
+        most, prompt = self.settings.max_inputs, request.prompt
+        is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
+        if is_list and len(prompt) > most:
+            raise beyond("prompt", f"has {len(prompt)} entries", most)
+        self._check_n_texts(len(prompt) if is_list else 1, keywords)
+        if request.best_of is not None and request.best_of != (request.n or 1):
+            raise ApiError(
+                400, f"best_of={request.best_of} differs from n={request.n or 1}: this server "
+                "returns every answer; omit best_of", "unsupported", "best_of",
+            )  # fmt: skip
+        return Answer(self, self.llm.acreate_completion, prompt, keywords, info)
+
+    def answer(self, asked: Asked, info: RequestInfo) -> Answer:
+        """Prepares the answer to a request."""
+        if isinstance(asked, ChatRequest):
+            answer = self.chat(asked, info)
+        else:
+            answer = self.complete(asked, info)
+        answer.cut_note = cut_note(asked, self.settings)
+        return answer
+
+    def _check_n_texts(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
         """Refuses a request that does not fit even an empty queue, so a retry is useless."""
         waiting, at_once, n = self.llm.max_waiting, self.llm.n_parallel, keywords.get("n", 1)
+        if waiting is not None and n_prompts * n > at_once + waiting:
+            raise ApiError(
+                400, f"{n_prompts * n} texts are asked for; this server computes {at_once} at "
+                f"once, and {waiting} may wait: ask for them in several requests", "beyond_bound",
+                "prompt" if n_prompts > 1 else "n", option="max_waiting",
+            )  # fmt: skip
         most = MAX_CHOICES if waiting is None else min(MAX_CHOICES, at_once + waiting)
-        is_many = waiting is not None and n_prompts * n > at_once + waiting
-        if 1 <= n <= most and not is_many:
-            return
-        told = f"Invalid 'n': expected a value from 1 to {most}, but got {n} instead"
-        if n_prompts > 1 and 1 <= n <= most:
-            told = f"{n_prompts} prompts with n={n} are {n_prompts * n} texts"
-        if not is_many:
-            raise ApiError(400, told, "invalid_value", "n")
-        raise ApiError(
-            400, f"{told}; this server computes {at_once} at once, and {waiting} may wait: ask for "
-            "them in several requests", "beyond_bound",
-            "prompt" if n_prompts > 1 and 1 <= n <= most else "n",
-            option="max_waiting",
-        )  # fmt: skip
+        if not 1 <= n <= most:
+            raise ApiError(
+                400, f"Invalid 'n': expected a value from 1 to {most}, but got {n} instead",
+                "invalid_value", "n",
+            )  # fmt: skip
 
-    def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
+    def chat_keywords(self, request: ChatRequest, info: RequestInfo) -> dict[str, Any]:
         """The keywords of a chat within the limits."""
         self.check_n_messages("messages", request.messages)
         self._check_roles(request.messages)
-        return keywords_of(request, self.settings, self.name)
+        return keywords_of(request, self.settings, self.name, info.caller)
 
     def check_n_messages(self, field: str, messages: object) -> None:
         """Limits the number of messages before anything reads them; ignores other values."""
@@ -131,29 +209,11 @@ class Service:
                 if message.get("role") == "developer":
                     message["role"] = "system"
 
-    def unstarted(self, request: ChatRequest) -> Stream:
+    def unstarted(self, request: ChatRequest, info: RequestInfo) -> Stream:
         """A handle that is never started, for the chat's prompt; takes milliseconds."""
-        keywords = self.chat_keywords(request)
-        handle: Stream = self.llm.create_chat_completion(
-            request.messages, **{**keywords, "stream": True}
-        )
+        keywords = {**self.chat_keywords(request, info), "stream": True}
+        handle: Stream = self.llm.create_chat_completion(request.messages, **keywords)
         return handle
-
-    def complete(self, request: CompletionRequest) -> Answer:
-        """Prepares the completion of a text, or of each of several."""
-        keywords = keywords_of(request, self.settings, self.name)
-        most, prompt = self.settings.max_inputs, request.prompt
-        is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
-        if is_list and len(prompt) > most:
-            raise beyond("prompt", f"has {len(prompt)} entries", most)
-        self._check_line(len(prompt) if is_list else 1, keywords)
-        if request.best_of is not None and request.best_of != (request.n or 1):
-            raise ApiError(
-                400, f"best_of={request.best_of} differs from n={request.n or 1}: this server "
-                "returns every answer; omit best_of", "unsupported", "best_of",
-            )  # fmt: skip
-        note = cut_note(request, self.settings)
-        return Answer(self, self.llm.acreate_completion, (prompt,), keywords, note)
 
     # ---- requests without generation
 
@@ -186,16 +246,13 @@ class Service:
 
     # ---- running requests
 
-    def _stages(self) -> list[str]:
-        return [answer.stage for answer in self.answers]
-
     def n_running(self) -> int:
         """The number of running requests."""
-        return sum(stage not in ("new", "queued", "ended") for stage in self._stages())
+        return sum(one.stage not in ("new", "queued", "ended") for one in self.answers)
 
     def n_waiting(self) -> int:
         """The number of queued requests."""
-        return sum(stage in ("new", "queued") for stage in self._stages())
+        return sum(one.stage in ("new", "queued") for one in self.answers)
 
     def note_decodes(self) -> None:
         """Adds the decodes since the last call to the metrics."""
@@ -229,22 +286,19 @@ class Service:
 
 
 class Answer:
-    """One request: read it once, by `async for` in chunks or by whole().
-
-    `shown_id` converts its id for the log to the one that the client sees; None for no id.
-    """
+    """The answer to one request: read it once, by chunks() or by whole()."""
 
     def __init__(
         self,
         service: Service,
         create: Callable[..., Any],
-        given: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-        note: str | None = None,
+        prompt: Any,
+        keywords: dict[str, Any],
+        info: RequestInfo,
     ) -> None:
-        self._service, self._create, self._given, self._note = service, create, given, note
-        self._keywords = dict(keywords)
-        self.shown_id: Callable[[str], str] | None = str
+        self._service, self._create, self._prompt = service, create, prompt
+        self._keywords, self._info = keywords, info
+        self.cut_note: str | None = None
         self._handle: Stream | None = None
         self._is_counted = False
 
@@ -255,64 +309,50 @@ class Answer:
 
     def status(self) -> dict[str, Any]:
         """The stage with counts, without text."""
+        names = ("stage", "queue_position", "n_prompt", "n_read", "n_generated")
         if self._handle is None:
             return {"stage": "new"}
         status = self._handle.status
-        return {
-            "stage": status.stage,
-            "queue_position": status.queue_position,
-            "n_prompt": status.n_prompt,
-            "n_read": status.n_read,
-            "n_generated": status.n_generated,
-        }
+        return {name: getattr(status, name) for name in names}
 
     @asynccontextmanager
-    async def _begun(self, stream: bool | Deferred) -> AsyncGenerator[Stream, None]:
+    async def _begun(self, stream: bool | Deferred, shape: Shape) -> AsyncGenerator[Stream, None]:
         """Aborts the request at the end of the block unless it has ended."""
-        service, begin = self._service, monotonic()
+        service, note, begin = self._service, self._info.note, monotonic()
         service.answers.add(self)
         try:
-            self._handle = handle = await self._create(
-                *self._given, stream=stream, **self._keywords
-            )
-            if self.shown_id is not None:
-                _note(answer=self.shown_id(handle.id))
+            handle = await self._create(self._prompt, stream=stream, **self._keywords)
+            self._handle = handle
+            if (shown := shape.shown_id(handle.id)) is not None:
+                note["answer"] = shown
             async with handle:
                 yield handle
             service.metrics.note_seconds(monotonic() - begin)
         except BaseException as error:
-            if (handle := self._handle) is not None and not self._is_counted:
-                prompts = _prompts_of(handle, self._keywords.get("n") or 1)
-                # An Exception is told to the client, and counted as an error there.
-                service.metrics.note_cut(
-                    prompts.n_read, prompts.n_cached, handle.n_generated, handle.speculations,
-                    has_left=not isinstance(error, Exception),
-                )  # fmt: skip
-                _note(prompt_tokens=prompts.n_tokens, completion_tokens=handle.n_generated)
+            if self._handle is not None and not self._is_counted:
+                # A client gets an Exception, which is counted as an error then.
+                self._count_cut(self._handle, has_left=not isinstance(error, Exception))
             service.note_error(error)
             raise
         finally:
             service.answers.discard(self)
             service.note_decodes()
 
-    async def whole(self) -> Response:
-        """The whole response. Cancelling the waiting task cancels the request."""
-        async with self._begun(Deferred.WHOLE) as handle:
+    async def whole(self, shape: Shape) -> Any:
+        """The whole answer. Cancelling the waiting task cancels the request."""
+        async with self._begun(Deferred.WHOLE, shape) as handle:
             response = await handle
         each = [choice for choice in response["choices"] if "timing" in choice]
         parts = [{**choice, "choices": [choice]} for choice in each] or [response]
         _add_accepted(response["usage"], parts)
-        self._end(parts, response["usage"])
-        return self._told(response)
+        self._count(parts, response["usage"])
+        return shape.whole(self._completed(response))
 
-    def __aiter__(self) -> AsyncGenerator[Response, None]:
-        return self.chunks()
-
-    async def chunks(self) -> AsyncGenerator[Response, None]:
-        """The response in chunks; closing the iterator ends the request."""
+    async def events(self, shape: Shape) -> AsyncGenerator[Event, None]:
+        """The answer in events; closing the iterator ends the request."""
         ended: list[Response] = []
         n, options = self._keywords.get("n") or 1, self._keywords.get("stream_options") or {}
-        async with self._begun(True) as handle:
+        async with self._begun(True, shape) as handle:
             async for chunk in handle:
                 if "speculation" in chunk:
                     ended.append(chunk)
@@ -327,34 +367,38 @@ class Answer:
                     parts = ended if is_whole else [chunk]
                     _add_accepted(usage, parts)
                     if is_whole and not (chunk["choices"] and options.get("include_usage")):
-                        self._end(parts, usage)
-                yield self._told(chunk)
+                        self._count(parts, usage)
+                for event in shape.of(self._completed(chunk)):
+                    yield event
+        for event in shape.end():
+            yield event
 
-    def _told(self, response: Response) -> Response:
+    def _completed(self, response: Response) -> Response:
         """Adds the fields of an answer or chunk that clients of other servers expect."""
-        told: Response = {**response, "system_fingerprint": self._service.fingerprint}
-        if note := response.get("note"):
+        whole: Response = {**response, "system_fingerprint": self._service.fingerprint}
+        notes = [response["note"]] if response.get("note") else []
+        if self.cut_note and any(c["finish_reason"] == "length" for c in response["choices"]):
+            notes.append(self.cut_note)
+        for note in notes:
             self._service.log_once(note)
-        if self._note and any(one["finish_reason"] == "length" for one in response["choices"]):
-            self._service.log_once(self._note)
-            told["note"] = f"{note}; {self._note}" if note else self._note
+            whole["note"] = "; ".join(notes)
         usage = response.get("usage")
         timing, speculation = response.get("timing"), response.get("speculation")
         if timing:
-            told["timing"] = _of_request(timing)
+            whole["timing"] = _of_request(timing)
         if any("timing" in one for one in response["choices"]):
-            told["choices"] = [
+            whole["choices"] = [
                 {**one, "timing": _of_request(one["timing"])} if "timing" in one else one
                 for one in response["choices"]
             ]
         if usage and timing and speculation and "decode_s" in timing:
-            told["timings"] = timings(usage, timing, speculation)
-        return told
+            whole["timings"] = timings(usage, timing, speculation)
+        return whole
 
-    def _end(self, parts: Sequence[Response], usage: dict[str, Any]) -> None:
+    def _count(self, parts: Sequence[Response], usage: dict[str, Any]) -> None:
         """Counts the answer once, at its last chunk, for the log and the metrics."""
         self._is_counted = True
-        _note(
+        self._info.note.update(
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
             completion_tokens=usage["completion_tokens"],
@@ -362,35 +406,21 @@ class Answer:
         )  # fmt: skip
         self._service.metrics.note_end(parts, usage)
 
-
-class _Prompts(NamedTuple):
-    """The tokens of a request's prompts, those that the model has, and those it had before."""
-
-    n_tokens: int
-    n_read: int
-    n_cached: int
-
-
-def _prompts_of(handle: Stream, n: int) -> _Prompts:
-    """The prompts of a request as of now, each as the first of its n answers reads it."""
-    each = handle.statuses[::n]
-    return _Prompts(
-        sum(one.n_prompt for one in each),
-        sum(one.n_read for one in each),
-        sum(one.n_cached for one in each),
-    )
+    def _count_cut(self, handle: Stream, *, has_left: bool) -> None:
+        """Counts a request that has not ended, with what was computed of it."""
+        # The first of the n answers to a prompt reads it.
+        prompts = handle.statuses[:: self._keywords.get("n") or 1]
+        self._service.metrics.note_cut(
+            sum(one.n_read for one in prompts), sum(one.n_cached for one in prompts),
+            handle.n_generated, handle.speculations, has_left=has_left,
+        )  # fmt: skip
+        n_prompt = sum(one.n_prompt for one in prompts)
+        self._info.note.update(prompt_tokens=n_prompt, completion_tokens=handle.n_generated)
 
 
 def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:
     """The times without those of loading, which precedes any request."""
     return {name: value for name, value in timing.items() if name not in ("load_s", "draft_load_s")}
-
-
-def _note(**figures: int | str) -> None:
-    """Adds figures and our ids to the log line of the HTTP request."""
-    note = NOTE.get()
-    if note is not None:
-        note |= figures
 
 
 def _sum_of(parts: Sequence[Response], name: str) -> int:

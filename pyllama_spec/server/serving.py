@@ -6,12 +6,10 @@ import asyncio
 import logging
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Any
-
-import msgspec
 
 from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import PyllamaSpecError
@@ -104,6 +102,18 @@ class Serving:
         self._is_hurried = True
 
 
+def stopping() -> ApiError:
+    """The error for a request that arrives while the server stops."""
+    return ApiError(503, "the server is stopping: it takes nothing new", "stopping")
+
+
+def stopped() -> ApiError:
+    """The error for a request that the server's stop cancels."""
+    return ApiError(
+        503, "the server stopped before the answer was complete: send the request again", "stopping"
+    )
+
+
 def stopped_in_words(n: int, n_cut: int) -> str:
     """A sentence on the end of a server, for the log and its program."""
     if not n:
@@ -122,27 +132,3 @@ def note_failure(error: BaseException) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[::-1])
     log.error("%s in %s", type(error).__name__, places)
-
-
-class Seen(dict[str, Any]):
-    """A body that records which of its fields are read by get()."""
-
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        super().__init__(body)
-        self.names: set[str] = set()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A field, or the default."""
-        self.names.add(name)
-        return super().get(name, default)
-
-
-def names_of(raw: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a body that was decoded, as JSON; none where a name is no text.
-
-    A name that no field has, as with half of a character, was skipped by the decoder.
-    """
-    try:
-        return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}

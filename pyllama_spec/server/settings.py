@@ -6,14 +6,14 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from pyllama_spec.engine.checks import count, real
+from pyllama_spec.engine.checks import checked
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.options import option, options_of
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_MOST = 2**31 - 1
 _HOST = re.compile(r"[a-z0-9._-]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,A-Z]+")
 
@@ -65,37 +65,73 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     read_keys: Callable[[], Sequence[str]] | None = None
     allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = option(
+        (),
+        cli="--cors-origin",
+        metavar="ORIGIN",
+        is_repeated=True,
+        read=str,
+        group="address",
+        help="an origin whose pages may call; may be repeated [none]",
+    )
     defaults: Mapping[str, Any] = field(default_factory=dict)
     chat_defaults: Mapping[str, Any] = field(default_factory=dict)
     is_greedy_below_0: bool = False
-    max_body_bytes: int = 8 << 20
-    max_messages: int = 2048
-    max_inputs: int = 2048
-    max_tokens: int | None = None
-    max_time_s: float | None = 3600.0
-    body_timeout_s: float = 30.0
-    send_timeout_s: float = 60.0
-    ping_s: float = 15.0
-    retry_after_s: int = 5
-    stop_timeout_s: float = 30.0
-    has_slots: bool = False
-    has_metrics: bool = True
-    has_page: bool = True
-    logs_clients: bool = False
-    logs_checks: bool = True
+    # fmt: off
+    max_body_bytes: int = option(8 << 20, low=1)
+    max_messages: int = option(2048, low=1)
+    max_inputs: int = option(2048, low=1)
+    max_tokens: int | None = option(
+        None, low=1, cli="--max-tokens", metavar="N", group="bounds",
+        help="maximum tokens of an answer; a cut answer says so [the context length]",
+    )
+    max_time_s: float | None = option(
+        3600.0, low=0, cli="--max-time", metavar="S", group="bounds",
+        help="timeout of a request in seconds, its time in the queue included",
+    )
+    body_timeout_s: float = option(30.0, low=0)
+    send_timeout_s: float = option(
+        60.0, low=0, cli="--send-timeout", metavar="S", group="bounds",
+        help="timeout of a client for one event of a stream, in seconds",
+        server="-to --timeout", variable="ARG_TIMEOUT",
+    )
+    # Without a pause between comments a stream would hold nothing else.
+    ping_s: float = option(
+        15.0, low=0.01, server="--sse-ping-interval", variable="ARG_SSE_PING_INTERVAL"
+    )
+    retry_after_s: int = option(5, low=1)
+    stop_timeout_s: float = option(
+        30.0, low=0, cli="--stop-timeout", metavar="S", group="bounds",
+        help="timeout of running requests when the server stops, in seconds",
+    )
+    has_slots: bool = option(
+        False, cli="--slots", group="answers", help="serve the running requests at /slots",
+        server="--slots", variable="ARG_ENDPOINT_SLOTS",
+        server_off="--no-slots", variable_off="ARG_NO_ENDPOINT_SLOTS",
+    )
+    has_metrics: bool = option(
+        True, cli="--metrics", group="answers", help="serve Prometheus metrics at /metrics",
+        server="--metrics", variable="ARG_ENDPOINT_METRICS",
+    )
+    has_page: bool = option(
+        True, cli="--page", group="answers", help="serve the page at /",
+        server="--ui --webui", variable="ARG_UI",
+        server_off="--no-ui --no-webui", variable_off="ARG_NO_UI",
+    )
+    logs_checks: bool = option(
+        True, cli="--log-checks", group="answers",
+        help="log successful /health, /ready and /metrics requests too",
+    )
+    logs_clients: bool = option(
+        False, cli="--log-clients", group="answers",
+        help="log the clients' addresses, or those that a proxy on this machine forwards",
+    )
+    # fmt: on
     flags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            name, value = one.name, getattr(self, one.name)
-            if value is None:
-                continue
-            if one.name.endswith("_s") and name != "retry_after_s":
-                # Without a pause between comments a stream would hold nothing else.
-                real(value, name, 0.01 if name == "ping_s" else 0)
-            elif one.name.startswith("max_") or name == "retry_after_s":
-                count(value, name, 1, _MOST)
+        for one in options_of(type(self)).values():
+            checked(one, getattr(self, one.name))
         for origin in self.cors_origins:
             check_origin(origin)
         if any(not key.strip() for key in self.api_keys):

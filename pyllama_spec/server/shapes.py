@@ -6,20 +6,23 @@ checks values beyond their type, so that HTTP refuses a request as Python does.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, defstruct
 
-from pyllama_spec.requests.options import Acceptance
+from pyllama_spec.options import Option, options_of
+from pyllama_spec.requests.options import Acceptance, RequestOptions
 
 Json = dict[str, Any]
 # A token's id and what is added to its logit, false for never: llama-server's form.
 Bias = tuple[int | str, float | bool]
 # Lists that a request is checked against token by token, or that are gone through for each.
 _MANY = Meta(max_length=10_000)
-Texts = Annotated[list[str], Meta(max_length=64)]
 Biases = Annotated[dict[str, float], _MANY] | Annotated[list[Bias], _MANY]
 Name = Annotated[str, Meta(max_length=256)]
+Texts = Annotated[list[str], Meta(max_length=64)]
 # One prompt, as text or ids, or a list of them.
 Prompt = str | list[str | int | list[int]]
 
@@ -55,39 +58,51 @@ class Prediction(Struct, kw_only=True):
     type: Literal["content"] = "content"
 
 
+_Shape = TypeVar("_Shape", bound=Struct)
+
+
+def with_options(table: type, *, of_chats: bool) -> Callable[[type[_Shape]], type[_Shape]]:
+    """A decorator: adds the options of a table, of chats or of all requests, to a body."""
+
+    def decorate(shape: type[_Shape]) -> type[_Shape]:
+        hints = get_type_hints(table)
+        added = [
+            (name, _field_type(one, hints[one.name]), None)
+            for one in options_of(table).values()
+            for name in one.body_names
+            if one.of_chats == of_chats and name not in shape.__struct_fields__
+        ]
+        return defstruct(
+            shape.__name__, added, bases=(shape,), module=shape.__module__, kw_only=True
+        )  # type: ignore[return-value]
+
+    return decorate
+
+
+def _field_type(one: Option, hint: Any) -> Any:
+    """The type of an option in a body: null is its default, and a list has a bound."""
+    kinds: list[Any] = [type(None)]
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if get_origin(kind) is Sequence:
+            kinds.append(Annotated[list[get_args(kind)], Meta(max_length=one.most)])  # type: ignore[misc]
+        elif kind is float and one.low is not None:
+            kinds.append(Annotated[float, Meta(ge=one.low)])
+        else:
+            kinds.append(kind)
+    return Union[tuple(kinds)]  # noqa: UP007 - of a tuple
+
+
+@with_options(RequestOptions, of_chats=False)
 class Sampling(Struct, kw_only=True):
-    """The fields that chats and texts share: RequestOptions under the APIs' names."""
+    """The fields that chats and texts share: RequestOptions under the APIs' names, and these."""
 
     model: Name | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
+    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    top_n_sigma: float | None = None
-    n: int | None = None
     stop: str | Texts | None = None
-    stop_token_ids: Annotated[list[int], _MANY] | None = None
-    include_stop_str_in_output: bool | None = None
-    bad_words: str | Annotated[list[str], Meta(max_length=1024)] | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    repeat_last_n: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
+    return_token_ids: bool | None = None
     logit_bias: Biases | None = None
     grammar: str | None = None
     json_schema: Json | None = None
@@ -97,18 +112,14 @@ class Sampling(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], _MANY] | None = None
     guided_grammar: str | None = None
-    context_shift: bool | None = None
-    n_keep: int | None = None
-    return_token_ids: bool | None = None
-    timeout: Annotated[float, Meta(ge=0)] | None = None
     user: str | None = None
-    remember: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
     prediction: Prediction | None = None
 
 
+@with_options(RequestOptions, of_chats=True)
 class ChatRequest(Sampling, kw_only=True):
     """The body of /v1/chat/completions."""
 
@@ -118,14 +129,13 @@ class ChatRequest(Sampling, kw_only=True):
     functions: list[Json] | None = None
     function_call: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    continue_final_message: bool | str | None = None
+    thinking_token_budget: int | None = None
     reasoning_effort: str | None = None
     reasoning_format: str | None = None
-    thinking_token_budget: int | None = None
     chat_template_kwargs: Json | None = None
-    continue_final_message: bool | str | None = None
     add_generation_prompt: bool | None = None
 
 

@@ -30,7 +30,7 @@ from pyllama_spec.speculative.sequence import (
 )
 
 Ids = npt.NDArray[np.int32]
-# What sequences are computed with, beside model and settings: engine/memory_settings.py.
+# What sequences are computed with, beside model and settings: settings_of() of engine/context.py.
 AdaptersKey = tuple[tuple[str, float], ...]
 
 # Each is compared with every prompt that begins.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pyllama_spec.engine.checks import count, listed, real
+from pyllama_spec.engine.checks import checked, count, listed, real
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
-
-PRECISIONS = ("auto", "fp32", "bf16")
-
+from pyllama_spec.options import option, options_of
 
 # Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
 # occur again.
@@ -42,31 +39,38 @@ class CorpusConfig:
         seed: the seed of all random draws.
     """
 
-    prompts: Path | None = None
-    n_tokens: int = 500_000
-    n_ctx: int = 384
-    n_parallel: int = 64
-    n_candidates: int = 64
-    greedy_share: float = 0.75
-    temperature: float = 0.8
-    user_temperature: float = 1.0
-    prompt_seed_share: float = 0.75
-    min_user: int = 2
-    max_user: int = 64
-    min_answer: int = 16
-    max_passes: int = 8
-    seed: int = 1
+    # fmt: off
+    prompts: Path | None = option(
+        None, cli="--prompts", metavar="F.jsonl",
+        help="a JSON prompt per line [the target writes prompts]",
+    )
+    n_tokens: int = option(
+        500_000, low=1, cli="--tokens", cli_default=None, metavar="N",
+        help="answer tokens to train on [500000; with --from-use the newest 40000]",
+    )
+    n_ctx: int = option(384, low=1, cli="--n-ctx", help="maximum sequence length")
+    n_parallel: int = option(
+        64, low=1, cli="--parallel", metavar="N", help="sequences generated in parallel"
+    )
+    n_candidates: int = option(64, low=1)
+    greedy_share: float = option(
+        0.75, low=0, high=1, cli="--greedy-share", metavar="SHARE",
+        help="share of answers at temperature 0",
+    )
+    temperature: float = option(
+        0.8, low=0, cli="--temperature", metavar="T", help="temperature of the other answers"
+    )
+    user_temperature: float = option(1.0, low=0)
+    prompt_seed_share: float = option(0.75, low=0, high=1)
+    min_user: int = option(2, low=1)
+    max_user: int = option(64, low=1)
+    min_answer: int = option(16, low=1)
+    max_passes: int = option(8, low=1)
+    seed: int = option(1, low=0, cli="--seed", help="seed of all random draws")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in (
-            "n_tokens", "n_ctx", "n_parallel", "n_candidates", "min_user", "max_user",
-            "min_answer", "max_passes",
-        ):  # fmt: skip
-            count(getattr(self, name), name, 1)
-        count(self.seed, "seed", 0)
-        for name in ("temperature", "user_temperature"):
-            real(getattr(self, name), name, 0.0)
-        check_shares(self, "greedy_share", "prompt_seed_share")
+        check(self)
 
     def identity(self) -> dict[str, Any]:
         """The settings that determine the text, apart from its length."""
@@ -93,16 +97,14 @@ class UseConfig:
     """
 
     store: Path
-    n_tokens: int = 40_000
-    n_other_tokens: int = 2_000
-    held_out: float = 0.2
-    right_share: float = 0.5
-    max_loss: float = 0.1
+    n_tokens: int = option(40_000, low=1)
+    n_other_tokens: int = option(2_000, low=0)
+    held_out: float = option(0.2, low=0, high=1)
+    right_share: float = option(0.5, low=0, high=1)
+    max_loss: float = option(0.1, low=0, high=1)
 
     def __post_init__(self) -> None:
-        count(self.n_tokens, "n_tokens", 1)
-        count(self.n_other_tokens, "n_other_tokens", 0)
-        check_shares(self, "held_out", "right_share", "max_loss")
+        check(self)
         if not 0 < self.held_out < 1:
             raise ArgumentError(
                 f"held_out={self.held_out!r} is not between 0 and 1: text is needed to train on "
@@ -121,16 +123,28 @@ class HeadSettings:
         n_draft_vocab: the number of the target's tokens that it can draft.
     """
 
-    target_layers: tuple[int, ...] | None = None
-    n_head: int | None = None
-    n_head_kv: int | None = None
-    n_ff: int | None = None
-    n_draft_vocab: int | None = None
+    # fmt: off
+    target_layers: tuple[int, ...] | None = option(
+        None, cli="--target-layers", metavar="A,B,C",
+        help="layer inputs of the target that the draft reads [six from the first to the last]",
+    )
+    n_draft_vocab: int | None = option(
+        None, low=1, cli="--draft-vocab", metavar="N",
+        help="size of the draft's vocabulary [as many as pay]",
+    )
+    n_head: int | None = option(
+        None, low=1, cli="--n-head", help="attention heads [the target's]"
+    )
+    n_head_kv: int | None = option(
+        None, low=1, cli="--n-head-kv", help="key/value heads [as many]"
+    )
+    n_ff: int | None = option(
+        None, low=1, cli="--n-ff", help="width of its feed-forward block [the target's]"
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("n_head", "n_head_kv", "n_ff", "n_draft_vocab"):
-            if getattr(self, name) is not None:
-                count(getattr(self, name), name, 1)
+        check(self)
         for layer in listed(self.target_layers or (), "target_layers", _MAX_LAYERS):
             count(layer, "target_layers", 0)
         if self.target_layers is not None and not self.target_layers:
@@ -163,53 +177,62 @@ class FitSettings:
         seed: the seed of the initial weights and the order of the text.
     """
 
-    epochs: float = 2.6
-    step_decay: float = 0.8
-    missed_share: float = 0.2
-    copied_share: float | None = None
-    train_output: bool = False
-    batch_tokens: int = 512
-    lr: float = 5e-4
-    weight_decay: float = 0.01
-    warmup: float = 0.04
-    clip: float = 1.0
-    precision: str = "auto"
-    held_out: float = 0.03
-    max_held_out: int = 16_384
-    n_evals: int = 16
-    patience: int = 6
-    seed: int = 1
+    # fmt: off
+    epochs: float = option(2.6, low=0, cli="--epochs", help="passes over the text")
+    step_decay: float = option(
+        0.8, low=0, high=1, cli="--step-decay", metavar="D",
+        help="loss weight of a depth relative to the one before",
+    )
+    missed_share: float = option(
+        0.2, low=0, high=1, cli="--missed-share", metavar="SHARE",
+        help="share of drafts trained beyond their first wrong token",
+    )
+    copied_share: float | None = option(
+        None, low=0, high=1, cli="--copied-share", metavar="SHARE",
+        help="share of drafts trained where decoding would copy [0.1]",
+    )
+    train_output: bool = option(
+        False, cli="--train-output",
+        help="train the output matrix too, for much more text, on a GPU",
+    )
+    batch_tokens: int = option(
+        512, low=1, cli="--batch-tokens", metavar="N",
+        help="tokens of a batch, prompts included",
+    )
+    lr: float = option(5e-4, low=0, cli="--lr", help="peak learning rate")
+    weight_decay: float = option(
+        0.01, low=0, cli="--weight-decay", help="weight decay of matrices"
+    )
+    warmup: float = option(0.04, low=0, high=1)
+    clip: float = option(1.0, low=0)
+    precision: str = option(
+        "auto", choices=("auto", "fp32", "bf16"), cli="--precision",
+        help="type of matrix products; auto measures which is faster",
+    )
+    held_out: float = option(0.03, low=0, high=1)
+    max_held_out: int = option(16_384, low=1)
+    n_evals: int = option(16, low=1)
+    patience: int = option(
+        6, low=1, cli="--patience", metavar="N",
+        help="measurements without progress before training stops",
+    )
+    seed: int = option(1, low=0)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "max_held_out", "n_evals", "patience"):
-            count(getattr(self, name), name, 1)
-        count(self.seed, "seed", 0)
-        for name in ("epochs", "lr", "clip", "weight_decay", "warmup"):
-            real(getattr(self, name), name, 0.0)
-        for name in ("epochs", "lr", "clip"):
+        check(self)
+        for name in ("epochs", "lr", "clip", "step_decay"):
             if getattr(self, name) == 0:
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: give a number above 0")
+                raise ArgumentError(name, 0, "a number above 0")
         for name in ("warmup", "held_out"):
-            if not 0 <= real(getattr(self, name), name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
-        if not 0 < real(self.step_decay, "step_decay") <= 1:
-            raise ArgumentError(f"step_decay={self.step_decay!r} is outside 0 .. 1")
-        check_shares(self, "missed_share")
-        check_shares(self, "copied_share", optional=True)
-        if self.precision not in PRECISIONS:
-            raise ArgumentError(
-                f"precision={self.precision!r} is not one of {', '.join(PRECISIONS)}"
-            )
+            if getattr(self, name) == 1:
+                raise ArgumentError(name, 1, "a share below 1")
 
 
-def check_shares(settings: object, *names: str, optional: bool = False) -> None:
-    """Raises ArgumentError unless fields are 0 .. 1, or None where that is allowed."""
-    for name in names:
-        value = getattr(settings, name)
-        if optional and value is None:
-            continue
-        if not 0 <= real(value, name) <= 1:
-            raise ArgumentError(f"{name}={value!r} is outside 0 .. 1")
+def check(settings: Any) -> None:
+    """Checks a part of the configuration by its table of options."""
+    for one in options_of(type(settings)).values():
+        checked(one, getattr(settings, one.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +241,6 @@ class RunConfig:
 
     Attributes:
         kind: the kind of draft, as on the command line.
-        options, flags: the kind's further options, each with the field that it sets; a flag with
-            the value that it sets.
         target: the GGUF to draft for, in the type used for decoding.
         out: the GGUF to write.
         work: the folder of text, features and checkpoints; None for the output's name with
@@ -239,32 +260,47 @@ class RunConfig:
     """
 
     kind: ClassVar[str]
-    options: ClassVar[Mapping[str, str]] = {}
-    flags: ClassVar[Mapping[str, tuple[str, bool]]] = {}
-
+    # fmt: off
     target: Path
     out: Path
-    work: Path | None = None
+    work: Path | None = option(
+        None, cli="--work", group="run",
+        help="folder of text, features and checkpoints [OUT.gguf.train]",
+    )
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     head: HeadSettings = field(default_factory=HeadSettings)
     fit: FitSettings = field(default_factory=FitSettings)
-    init: Path | None = None
-    n_top: int = 32
+    init: Path | None = option(
+        None, cli="--init", metavar="DRAFT.gguf", group="draft",
+        help="start with this draft's weights, to train on more text or for a fine-tuned target",
+    )
+    n_top: int = option(32, low=1)
     max_disk_bytes: int = 12_000_000_000
-    export_type: str = "f16"
-    n_threads: int | None = None
+    export_type: str = option(
+        "f16", choices=KINDS, cli="--type", cli_default=None, group="draft",
+        help="type of the matrices in the file [f16; with --from-use the draft's]",
+    )
+    n_threads: int | None = option(None, low=0)
     n_gpu_layers: int = 0
     devices: tuple[str, ...] | None = None
-    device: str | None = None
-    checkpoint_s: float = 120.0
-    restart: bool = False
-    n_ngrams: int | None = None
+    device: str | None = option(
+        None, choices=("cpu", "cuda"), cli="--device", group="run",
+        help="device to train on [a GPU if there is one]",
+    )
+    checkpoint_s: float = option(120.0, low=0)
+    restart: bool = option(
+        False, cli="--restart", group="run",
+        help="train from the beginning, with the same text",
+    )
+    n_ngrams: int | None = option(
+        None, low=0, cli="--ngrams", metavar="N", group="ngrams",
+        help="contexts of the n-gram table in the file; 0 for stock llama.cpp [800000]",
+    )
     use: UseConfig | None = None
+    # fmt: on
 
     def __post_init__(self) -> None:
-        count(self.n_top, "n_top", 1)
-        if self.n_ngrams is not None:
-            count(self.n_ngrams, "n_ngrams", 0)
+        check(self)
         begun_with = self.init if self.use is None else self.begun_with
         if begun_with is not None and self.head != type(self.head)():
             raise ArgumentError(
@@ -285,16 +321,12 @@ class RunConfig:
             raise ArgumentError(
                 f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}; lower it"
             )
-        if self.n_threads is not None:
-            count(self.n_threads, "n_threads", 0)
         real(self.max_disk_bytes, "max_disk_bytes", 0)
-        real(self.checkpoint_s, "checkpoint_s", 0)
-        if self.export_type not in KINDS:
-            raise ArgumentError(
-                f"export_type={self.export_type!r} is not one of {', '.join(KINDS)}"
-            )
-        if self.device not in (None, "cpu", "cuda"):
-            raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
+
+    @property
+    def own_words(self) -> list[str]:
+        """The kind's words of the command line that are no option of the table."""
+        return []
 
     @property
     def begun_with(self) -> Path:
@@ -317,35 +349,6 @@ class RunConfig:
         return self.work or self.out.with_name(f"{self.out.name}.train")
 
 
-# Settings of all kinds by their option; those that decide nothing about a draft are left out.
-_OPTIONS: Mapping[str, str] = {
-    "--init": "init",
-    "--tokens": "corpus.n_tokens",
-    "--prompts": "corpus.prompts",
-    "--n-ctx": "corpus.n_ctx",
-    "--parallel": "corpus.n_parallel",
-    "--greedy-share": "corpus.greedy_share",
-    "--temperature": "corpus.temperature",
-    "--seed": "corpus.seed",
-    "--target-layers": "head.target_layers",
-    "--n-head": "head.n_head",
-    "--n-head-kv": "head.n_head_kv",
-    "--n-ff": "head.n_ff",
-    "--draft-vocab": "head.n_draft_vocab",
-    "--epochs": "fit.epochs",
-    "--step-decay": "fit.step_decay",
-    "--missed-share": "fit.missed_share",
-    "--copied-share": "fit.copied_share",
-    "--batch-tokens": "fit.batch_tokens",
-    "--lr": "fit.lr",
-    "--weight-decay": "fit.weight_decay",
-    "--patience": "fit.patience",
-    "--precision": "fit.precision",
-    "--type": "export_type",
-}
-_FLAGS: Mapping[str, tuple[str, bool]] = {"--train-output": ("fit.train_output", True)}
-
-
 def command(config: RunConfig) -> str:
     """The command line of a run, with file names without folders."""
     words = ["pyllama-spec", "train", config.kind, "-m", config.target.name]
@@ -354,27 +357,14 @@ def command(config: RunConfig) -> str:
         words += ["--from-use", config.use.store.name]
         if config.use.n_tokens != UseConfig(config.use.store).n_tokens:
             words += ["--tokens", str(config.use.n_tokens)]
-    for flag, (place, on) in {**config.flags, **_FLAGS}.items():
-        owner, name = _owner(config, place)
-        if getattr(owner, name) == on:
-            words.append(flag)
-    for option, place in {**_OPTIONS, **config.options}.items():
-        owner, name = _owner(config, place)
-        value = getattr(owner, name)
-        if value != _default(type(owner), name):
-            words += [option, _word(value)]
+    words += config.own_words
+    for part in (config, config.corpus, config.head, config.fit):
+        for one in options_of(type(part)).values():
+            value = getattr(part, one.name)
+            # Where and when it runs decides nothing about a draft.
+            if one.cli and one.group != "run" and value != one.default:
+                words += [one.cli] if one.kind == "bool" else [one.cli, _word(value)]
     return shlex.join(words)
-
-
-def _owner(config: RunConfig, place: str) -> tuple[Any, str]:
-    """The part of the configuration with a field such as "fit.lr", and the field's name."""
-    part, _, name = place.rpartition(".")
-    return (getattr(config, part) if part else config), name
-
-
-def _default(kind: type, name: str) -> Any:
-    option = next(field for field in fields(kind) if field.name == name)
-    return None if option.default is MISSING else option.default
 
 
 def _word(value: Any) -> str:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pyllama_spec.convert.eagle3.config import read_config, resolve
-from pyllama_spec.convert.eagle3.convert import refuse_other_kinds
+from pyllama_spec.convert.eagle3 import check_kind, read_config
+from pyllama_spec.convert.layer_ids import resolve
+from pyllama_spec.convert.layout import CheckpointTensors
 from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import SourceTensor
 from tests.convert.tools import Json
 
 Shapes = dict[str, tuple[int, ...]]
@@ -105,9 +108,11 @@ SUPPORTED: dict[str, tuple[Json, int, tuple[int, ...]]] = {
 def test_supported(name: str) -> None:
     config, n_layer, layers = SUPPORTED[name]
     read = read_config(config)
-    assert resolve(read.layer_ids, n_layer, len(layers), None).target_layers == layers
+    assert (
+        resolve(read.flat_ids, read.nested_ids, n_layer, len(layers), None).target_layers == layers
+    )
     assert ("rope_freqs.weight" in read.rope.tensors) == (str(LLAMA3) in str(config))
-    assert read.norm_before_residual == ("speculators_model_type" in config)
+    assert read.flags["norm_before_residual"] == ("speculators_model_type" in config)
 
 
 LLAMA = flat(4096, 14336, 32, 8, 128256)
@@ -121,10 +126,8 @@ PLAIN: Shapes = {
     "model.layers.0.self_attn.q_proj.weight": (4096, 4096),
 }  # fmt: skip
 REFUSED: list[tuple[Json, Shapes, str]] = [
-    ({"speculators_model_type": "peagle"}, SHAPES, "P-EAGLE"),
     ({"parallel_drafting": True}, SHAPES, "parallel_drafting"),
-    ({"dflash_config": {"block_size": 16}}, SHAPES, "dflash_config"),
-    ({"speculators_model_type": "hydra"}, SHAPES, "hydra"),
+    ({"speculators_model_type": "hydra", "transformer_layer_config": LLAMA}, SHAPES, "hydra"),
     ({"kv_lora_rank": 512}, SHAPES, "kv_lora_rank"),
     ({"compression_config": {}}, SHAPES, "compression_config"),
     ({"eagle_config": MODELOPT | {"use_last_layernorm": False}}, SHAPES, "use_last_layernorm"),
@@ -148,7 +151,11 @@ REFUSED: list[tuple[Json, Shapes, str]] = [
 
 @pytest.mark.parametrize(("config", "shapes", "name"), REFUSED)
 def test_refused(config: Json, shapes: Shapes, name: str) -> None:
-    refuse_other_kinds(LLAMA, SHAPES)
+    def read(config: Json, shapes: Shapes) -> None:
+        tensors = {n: SourceTensor(n, "F32", s, lambda: np.zeros(0)) for n, s in shapes.items()}
+        check_kind(CheckpointTensors(tensors))
+        read_config(config)
+
+    read(LLAMA, SHAPES)
     with pytest.raises(ConversionError, match=name):
-        refuse_other_kinds(LLAMA | config, shapes)
-        read_config(LLAMA | config)
+        read(LLAMA | config, shapes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.convert.dflash.config import read_config
+from pyllama_spec.convert.dflash import read_config
 from pyllama_spec.convert.layer_ids import to_inputs
 from tests.convert.tools import Json
 
@@ -155,7 +155,6 @@ def test_published(name: str) -> None:
     ids = to_inputs(read.layer_ids, read.counted, case.n_layer, len(case.inputs), -1)
     assert ids.target_layers == case.inputs
     keys = {
-        "block_size": read.block_size, "logit_scale": read.logit_scale,
-        "final_logit_softcapping": read.logit_cap, **read.rope.keys, **read.attention.keys,
+        "block_size": read.block_size, **read.numbers, **read.rope.keys, **read.mask_keys,
     }  # fmt: skip
     assert {name: keys[name] for name in case.keys} == case.keys

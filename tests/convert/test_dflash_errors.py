@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.convert import convert_eagle3
 from pyllama_spec.errors import ConversionError
 from tests.convert.dflash_tools import (
     N_EMBD,
@@ -173,7 +172,7 @@ def test_another_target(tmp_path: Path, keys: dict[str, int], message: str) -> N
 def test_a_reduced_draft_needs_its_output_and_its_table(tmp_path: Path) -> None:
     draft = make_draft(reduced=True)
     del draft.tensors["lm_head.weight"]
-    refused(tmp_path, draft, "lm_head.weight is missing: the draft has a voc", "speculators")
+    refused(tmp_path, draft, "lm_head.weight .*is missing: the draft has a voc", "speculators")
     draft = make_draft(reduced=True)
     del draft.tensors["d2t"], draft.tensors["t2d"]
     refused(tmp_path, draft, "neither d2t nor t2d", "speculators")
@@ -205,8 +204,6 @@ def test_kinds_are_told_by_content(tmp_path: Path) -> None:
     eagle = write_head(tmp_path / "eagle", "speculators", make_head())
     target = write_target(tmp_path / "t.gguf")
     assert convert(eagle, target=target).draft == "EAGLE-3"
-    with pytest.raises(ConversionError, match="this is a DFlash draft"):
-        convert_eagle3(write_draft(tmp_path / "d", "zlab", draft), target, tmp_path / "x.gguf")
 
 
 def test_a_target_may_be_a_folder(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.convert.checkpoint import open_checkpoint
-from pyllama_spec.convert.safetensors import read_safetensors
-from pyllama_spec.convert.torch_files import read_torch
+from pyllama_spec.convert.tensor_files import read_safetensors, read_torch
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import SourceTensor, to_float32
 from tests.convert.tools import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyllama_spec.convert.fields import Fields
+from pyllama_spec.convert.config import Fields
 from pyllama_spec.convert.rope import read_rope
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import convert_head, gguf_keys, gguf_tensors, make_head
@@ -153,12 +153,12 @@ def test_numbers_are_never_guessed(scaling: dict[str, Any], key: str) -> None:
     ("config", "message"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
-        ({"rope_scaling": LLAMA3 | {"mscale": 2.0}}, "mscale means nothing to .* 'llama3'"),
-        ({"rope_scaling": YARN | {"truncate": False}}, "truncate is false"),
+        ({"rope_scaling": LLAMA3 | {"mscale": 2.0}}, "mscale is 2.0: .*llama3"),
+        ({"rope_scaling": YARN | {"truncate": False}}, "truncate is False"),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor is 1.0"),
         ({"rope_scaling": LONG | {"long_factor": [1.0] * 3}}, "long_factor is .*a list of 4"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta is 10000.0 and"),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta is 500000.0 and"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
             "gives each kind of layer its own RoPE",

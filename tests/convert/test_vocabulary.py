@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyllama_spec.convert.embeddings import map_vocabulary
+from pyllama_spec.convert.vocabulary import map_vocabulary
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import N_DRAFT, N_VOCAB, convert_head, gguf_tensors, make_head
 
@@ -22,7 +22,7 @@ ZEROS = np.zeros(N_DRAFT, np.int64)
 
 def table(d2t: Ids | None, t2d: Ids | None, n_vocab: int = N_VOCAB) -> Ids | None:
     """The target ids of a head that knows N_DRAFT of N_VOCAB tokens."""
-    mapped = map_vocabulary(d2t, t2d, n_output=N_DRAFT, n_trained=N_VOCAB, n_vocab=n_vocab)
+    mapped = map_vocabulary(d2t, t2d, n_output=N_DRAFT, n_trained=N_VOCAB, n_target=n_vocab)
     return mapped.target_ids
 
 
@@ -91,21 +91,21 @@ def test_the_target_is_smaller() -> None:
 @pytest.mark.parametrize("t2d", [None, ONES])
 @pytest.mark.parametrize("n_vocab", [N_VOCAB, N_VOCAB - 8])
 def test_a_whole_vocabulary_needs_no_table(d2t: Ids | None, t2d: Ids | None, n_vocab: int) -> None:
-    mapped = map_vocabulary(d2t, t2d, n_output=N_VOCAB, n_trained=N_VOCAB, n_vocab=n_vocab)
+    mapped = map_vocabulary(d2t, t2d, n_output=N_VOCAB, n_trained=N_VOCAB, n_target=n_vocab)
     assert mapped.target_ids is None
 
 
 def test_a_whole_vocabulary_in_another_order() -> None:
     ids = np.random.default_rng(5).permutation(N_VOCAB)
     mapped = map_vocabulary(
-        ids - np.arange(N_VOCAB), ONES, n_output=N_VOCAB, n_trained=N_VOCAB, n_vocab=N_VOCAB
+        ids - np.arange(N_VOCAB), ONES, n_output=N_VOCAB, n_trained=N_VOCAB, n_target=N_VOCAB
     )
     assert mapped.target_ids is not None
     assert np.array_equal(mapped.target_ids, ids)
 
 
 def test_the_target_has_more_padding() -> None:
-    mapped = map_vocabulary(None, None, n_output=N_VOCAB, n_trained=N_VOCAB, n_vocab=N_VOCAB + 64)
+    mapped = map_vocabulary(None, None, n_output=N_VOCAB, n_trained=N_VOCAB, n_target=N_VOCAB + 64)
     assert mapped.target_ids is not None
     assert np.array_equal(mapped.target_ids, np.arange(N_VOCAB))
     assert "the rest is padding" in mapped.notes[0]

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Mtp
-from pyllama_spec.drafters.automatic import wants_head
+from pyllama_spec.drafters.registry import wants_head
 from pyllama_spec.engine import Batch, Context, Model, quantize
 from pyllama_spec.engine.model import HEAD_ROWS, most_heads
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError

@@ -251,16 +251,15 @@ def test_a_switch_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -
         for first in (100, 180, 250, 140):
             new = range(first, first + 40)
             ids.count(i for i in new if i not in ids)
-            assert ids.is_too_small
-            ids.leave()
+            assert ids.switch()
+            assert not ids.in_use
             ids.see(new)
             part, _ = said(draft, context)
             assert np.isfinite(part).all(), "all ids have logits"
             n = 0
-            while not ids.fits_again:
+            while not ids.switch():
                 ids.count([first])
                 n += 1
-            ids.use_again()
             waits.append(n)
             part, _ = said(draft, context)
             has = np.isfinite(part).all(axis=0)
@@ -310,9 +309,9 @@ def test_ids_that_one_of_the_two_lacks(kind: str, n_vocab: int) -> None:
     with target_context(tiny("llama"), draft) as target:
         draft.attach(target)
         assert draft.n_choices == N_SLOTS
-        draft._see([*range(290, N_VOCAB)])
         ids = draft._draft_ids
         assert ids is not None
+        ids.see([*range(290, N_VOCAB)])
         assert {i for i in range(400) if i in ids} & {*range(290, 400)} == {
             *range(290, min(n_vocab, N_VOCAB))
         }

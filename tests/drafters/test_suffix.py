@@ -10,7 +10,7 @@ import pytest
 from pyllama_spec.drafters import Committed, DraftRequest, Suffix
 from pyllama_spec.drafters.suffix import copies_beside
 from pyllama_spec.drafters.suffix.drafter import Chances, CopyKind
-from pyllama_spec.drafters.suffix.memory import Memory, texts_of
+from pyllama_spec.drafters.suffix.memory import Memory
 from pyllama_spec.drafters.suffix.upkeep import play_all
 from pyllama_spec.errors import ArgumentError
 from tests.suffix_tools import fresh, knowing, proposal, teach, tell
@@ -203,7 +203,7 @@ def test_many_users_take_no_more_memory_than_one() -> None:
 
 
 def kept(memory: Memory) -> list[list[int]]:
-    return [text.ids.tolist() for text in texts_of(memory.index)]
+    return [text.ids.tolist() for text in memory.texts()]
 
 
 def test_a_conversation_is_remembered_once() -> None:

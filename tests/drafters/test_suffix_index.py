@@ -17,10 +17,6 @@ from pyllama_spec.drafters.suffix.token_index import (
 )
 
 
-def new_index(capacity: int) -> TokenIndex:
-    return TokenIndex(memoryview(bytearray(index_bytes(capacity))), capacity)
-
-
 def expected_places(text: Sequence[int], tail: Sequence[int]) -> tuple[int, list[int]]:
     longest = min(ORDERS)
     found: list[int] = []
@@ -64,7 +60,7 @@ def check(index: TokenIndex, text: Sequence[int], tail: Sequence[int]) -> int:
 @pytest.mark.parametrize("seed", range(6))
 def test_places_are_the_longest_matches(seed: int) -> None:
     rng = random.Random(seed)
-    text, index, n_long = random_text(rng, 700), new_index(1024), 0
+    text, index, n_long = random_text(rng, 700), TokenIndex(1024), 0
     at = 0
     while at < len(text):  # in parts of which some are indexed by NumPy and some are not
         n = rng.choice((1, 1, 2, 5, 30, 90))
@@ -86,11 +82,11 @@ def tables(index: TokenIndex) -> list[list[int]]:
 def test_what_is_cut_leaves_no_trace(seed: int) -> None:
     rng = random.Random(seed)
     text = random_text(rng, 600)
-    index, have = new_index(1024), 0
+    index, have = TokenIndex(1024), 0
     for _ in range(40):
         keep = rng.randrange(have + 1)
         index.cut(keep)
-        other = new_index(1024)
+        other = TokenIndex(1024)
         other.append(text[:keep])
         assert tables(index) == tables(other)
         assert index.array().tolist() == text[:keep]
@@ -102,44 +98,8 @@ def test_what_is_cut_leaves_no_trace(seed: int) -> None:
             check(index, done, done[-MAX_MATCH:])
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_damage_costs_hits_and_nothing_else(seed: int) -> None:
-    rng = random.Random(seed)
-    text = random_text(rng, 900)
-    block = bytearray(index_bytes(1024))
-    index = TokenIndex(memoryview(block), 1024)
-    index.append(text)
-    for _ in range(200):
-        at = rng.randrange(4 * 1024, len(block))  # behind the tokens: the tables
-        block[at] = rng.randrange(256)
-        begin = rng.randrange(len(text) - 30)
-        tail = text[begin : begin + MAX_MATCH]
-        for n, place in index.places(tail):
-            assert min(ORDERS) <= n <= place < len(text)
-            assert text[place - n : place] == tail[-n:]
-
-
-def test_a_writer_that_ended_in_the_middle_leaves_all_that_was_whole() -> None:
-    rng = random.Random(3)
-    text, more = random_text(rng, 500), random_text(rng, 120)
-    block = bytearray(index_bytes(1024))
-    TokenIndex(memoryview(block), 1024).append(text)
-    whole = bytes(block)
-    TokenIndex(memoryview(block), 1024, len(text)).append(more)
-    reader = TokenIndex(memoryview(block), 1024, len(text))
-    again = TokenIndex(memoryview(bytearray(whole)), 1024, len(text))
-    for begin in range(0, 480, 7):
-        tail = text[begin : begin + MAX_MATCH]
-        found = reader.places(tail)
-        # It may have followed as many places behind the end as there are steps.
-        assert found == again.places(tail)[: len(found)]
-    writer = TokenIndex(memoryview(block), 1024, len(text))
-    writer.drop_heads()
-    assert tables(writer) == tables(again)
-
-
 def test_a_large_text_takes_no_longer_to_look_up() -> None:
-    small, large = new_index(1 << 10), new_index(1 << 18)
+    small, large = TokenIndex(1 << 10), TokenIndex(1 << 18)
     rng = np.random.default_rng(1)
     for index in (small, large):
         tokens = rng.integers(0, 64, index.capacity).astype(np.int32)

@@ -6,22 +6,14 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pyllama_spec.drafters import Committed, PromptLookup, Suffix
 from pyllama_spec.drafters.base import Draft, DraftRequest
 from pyllama_spec.drafters.lookup_first import LookupFirst
 from pyllama_spec.drafters.suffix import upkeep
-from pyllama_spec.drafters.suffix.memory import (
-    MARK,
-    TokenOrigin,
-    pack_origins,
-    unpack_origins,
-    with_header,
-)
+from pyllama_spec.drafters.suffix.memory import TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store
-from pyllama_spec.drafters.suffix.store_file import HEADER_BYTES
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, index_bytes
 from tests.suffix_tools import fresh, proposal, tell
 
@@ -40,18 +32,6 @@ def held(store: Store) -> dict[tuple[int, ...], list[int]]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "store.memory"
-
-
-@pytest.mark.parametrize("n", [0, 1, 14, 15, 16, 29, 30, 31, 200])
-def test_origins_are_packed_and_are_no_tokens(n: int) -> None:
-    for seed in range(5):
-        origins = np.array(origins_of(seed, n), np.uint8)
-        packed = pack_origins(origins)
-        assert (packed < MARK).all()
-        assert len(packed) <= n // 15 + 1
-        assert unpack_origins(packed, n).tolist() == origins.tolist()
-    assert len(pack_origins([GIVEN] * n)) == 0
-    assert unpack_origins(pack_origins([2] * n), n).tolist() == [2] * n  # the largest number
 
 
 def test_they_outlive_all_that_becomes_of_a_store(path: Path, tmp_path: Path) -> None:
@@ -77,7 +57,7 @@ def test_they_outlive_all_that_becomes_of_a_store(path: Path, tmp_path: Path) ->
 
 
 def test_of_a_text_that_is_cut_the_end_keeps_its_own(path: Path) -> None:
-    store = Store(path, DIGEST, max_bytes=HEADER_BYTES + index_bytes(1 << 10))
+    store = Store(path, DIGEST, max_bytes=index_bytes(1 << 10))
     long, origins = fresh(1, 900), origins_of(1, 900)
     store.add(long, origins)
     ((ids, kept),) = held(store).items()
@@ -95,28 +75,6 @@ def test_what_another_text_has_already_is_not_said_twice(path: Path) -> None:
     assert first == [CHOSEN] * 60
     assert list(lead) == fresh(1)[-MAX_MATCH:] + fresh(2, 40)
     assert second == [GIVEN] * MAX_MATCH + [CHOSEN] * 40
-
-
-@pytest.mark.parametrize("damage", ["cut", "positive", "mark"])
-def test_damaged_ones_are_none(path: Path, damage: str) -> None:
-    store = Store(path, DIGEST)
-    store.add(fresh(1), origins_of(1))
-    store.add(fresh(2), origins_of(2))
-    (first, second) = store.texts()
-    at = first.at + 60 + 1
-    if damage == "cut":
-        with store.locked():
-            entry = with_header(first.ids, 0, 0, first.packed_origins)
-            store.index.cut(0)
-            store.index.append(entry[:-2])
-            store._file.publish()
-        assert held(store) == {tuple(fresh(1)): [GIVEN] * 60}
-        return
-    store.index.tokens[at] = 7 if damage == "positive" else MARK
-    texts = held(store)
-    assert texts[tuple(fresh(1))] == [GIVEN] * 60
-    assert texts[tuple(fresh(2))] == origins_of(2)
-    assert second.origins.tolist() == origins_of(2)
 
 
 class _Guessing(PromptLookup):

@@ -69,7 +69,8 @@ def test_who_overrides_create_completion_means_calls_too() -> None:
             return super().create_completion(*options, **more)
 
     with Counting(model_path("llama"), n_ctx=64, n_threads=1) as llm:
-        text = text_of(llm(PROMPT, None, 3, temperature=0.0))
+        by_place: Any = llm(PROMPT, None, 3, temperature=0.0)
+        text = text_of(by_place)
         assert llm.n_calls == 1
         assert text_of(llm.create_completion(PROMPT, max_tokens=3, temperature=0.0)) == text
         assert llm.n_calls == 2

@@ -101,8 +101,8 @@ def test_the_recorded_command_has_no_folders_and_no_defaults(tmp_path: Path) -> 
         fit=FitConfig(lr=0.002, copied_share=0.5, train_output=True),
     )
     assert command(config) == (
-        "pyllama-spec train eagle3 -m 'target model.gguf' -o draft.gguf --plain --train-output "
-        "--tokens 1000 --prompts p.jsonl --target-layers 1,2,3 --copied-share 0.5 --lr 0.002"
+        "pyllama-spec train eagle3 -m 'target model.gguf' -o draft.gguf --plain --prompts p.jsonl "
+        "--tokens 1000 --target-layers 1,2,3 --copied-share 0.5 --train-output --lr 0.002"
     )
 
 

@@ -28,6 +28,8 @@ from pyllama_spec.drafters import (
     Vote,
     lookup_first,
 )
+from pyllama_spec.drafters.chain import Chain
+from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine import Model, SamplerParams
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -165,6 +167,7 @@ def always(*votes: Vote) -> TokenPrior:
 def two_likeliest(drafter: Eagle3) -> list[tuple[int, float]]:
     draft = drafter.propose([DraftRequest(0, TEXT, 1)])[0]
     pairs = drafter.memory_or_fail()
+    assert isinstance(pairs, RowMemory)
     ids, p, _ = pairs.context.draft_candidates(pairs._batch.n_tokens - 1)
     own = list(zip(ids, p, strict=True))
     assert draft.candidates is not None
@@ -241,15 +244,13 @@ def test_the_chain_goes_on_from_the_chosen_token() -> None:
         advised = ask(
             drafter, 0, TEXT, 2, lambda drafted: () if drafted else (Vote(50, 1.0, 100.0),)
         )
-        pairs, step = drafter.memory_or_fail(), drafter._step
-        ids, _, _ = pairs.context.draft_candidates(0)  # of the last step
-        assert advised.ids == (50, ids[0])
-        own = pairs.ask([0])[0].row  # of its last pair again
-        step.clear()
-        step.add(50, pairs.n_fed(0), 0, output=True, row=own)
-        pairs.decode(step)
-        ids, p, _ = pairs.context.draft_candidates(0)
-        assert (ids[0], p[0]) == (advised.ids[1], advised.probabilities[1])
+        memory, chain = drafter.memory_or_fail(), Chain(DraftRequest(0, TEXT, 2))
+        memory.ask([chain], 2)  # of its last pair again
+        chain.ids.append(50)
+        memory.step([chain])
+        assert chain.choice is not None
+        assert advised.ids == (50, chain.choice.ids[0])
+        assert advised.probabilities[1] == chain.choice.p[0]
 
 
 @pytest.mark.parametrize("params", [GREEDY, sampled(3), sampled(5, temperature=1.5)])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.drafters import Mtp, NoDrafter
-from pyllama_spec.drafters.mtp import HeadsMemory
+from pyllama_spec.drafters.row_memory import HeadsMemory
 from pyllama_spec.engine import Batch, SamplerParams
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.models import perm_continuation

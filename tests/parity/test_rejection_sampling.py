@@ -209,7 +209,7 @@ def leave_out_what_was_drawn(choice: Any, prior: Any, drafted: Any) -> tuple[int
 
 @pytest.mark.slow
 def test_leaving_out_unlikely_draws_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyllama_spec.drafters.chain.choose", leave_out_what_was_drawn)
+    monkeypatch.setattr("pyllama_spec.drafters.model_drafter.choose", leave_out_what_was_drawn)
     assert misfit(texts_of(small(p_min=0.45), 3000)[0]) > 1.0
 
 

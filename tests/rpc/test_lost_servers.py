@@ -154,7 +154,7 @@ def test_close_does_not_wait_for_a_server_that_hangs(server: Server, what: str) 
     """Else it would wait for the timeout of five minutes."""
     more: Any = {"embedding": True, "pooling_type": "mean"} if what == "vector" else {}
     llm = opened(server.address, **more)
-    ask: Any = llm.embed if what == "vector" else partial(llm, max_tokens=20)
+    ask: Any = llm.embed if what == "vector" else partial(llm.create_completion, max_tokens=20)
     ask("the cat")
     server.process.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:

@@ -13,8 +13,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.server import ModelList, ModelSpec, ServerSettings
 from pyllama_spec.server.app import App
-from pyllama_spec.server.models import Models
-from pyllama_spec.server.served_model import Opened, ServedModel
+from pyllama_spec.server.models import Models, Opened, ServedModel
 from tests.models import model_path
 from tests.models.adapter import write_adapter
 from tests.server.world import PATIENCE_S, TEXT, Client, run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.engine import Adapter, Model
-from pyllama_spec.server import served_model
+from pyllama_spec.server import models as server_models
 from tests.fuzz.runner import mapped_bytes
 from tests.models import model_path
 from tests.models.adapter import write_large_adapter
@@ -48,7 +48,7 @@ def test_an_adapter_that_lacked_memory_is_tried_again_later(
         finally:
             resource.setrlimit(resource.RLIMIT_AS, limits)
 
-    monkeypatch.setattr(served_model, "Adapter", load_in_little_memory)
+    monkeypatch.setattr(server_models, "Adapter", load_in_little_memory)
     named = {"large": (large, 1.0), "poet": (adapters[0], 1.0)}
     with several(spec("a", adapters=named)) as (client, models):
         for n in (1, 1, 1, 2):  # a client in a loop starts no load with each request
@@ -115,7 +115,7 @@ def test_an_adapter_whose_file_stalls_delays_no_request_and_no_stop(
     try:
         with several(spec("a", adapters=named)) as (client, models):
             assert asked(client, "poet")[0] == 500
-            monkeypatch.setattr(served_model, "Adapter", load_in_the_end)
+            monkeypatch.setattr(server_models, "Adapter", load_in_the_end)
             make_old(models, "poet")
             assert [asked(client, "poet")[0] for _ in range(2)] == [500] * 2
             assert has_begun.wait(PATIENCE_S) and len(models.named("a").retries) == 1

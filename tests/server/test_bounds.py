@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
-from pyllama_spec.server import routes_native
-from pyllama_spec.server.dialects import messages_request, responses_request
+from pyllama_spec.server import messages, responses
+from pyllama_spec.server.service import Thoughts
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, is_idle, served, until
 
@@ -125,26 +123,9 @@ def test_as_many_texts_as_the_line_takes(client: Client, body: Any) -> None:
 
 def test_thoughts_in_parts_are_one_text() -> None:
     turn = {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "b"}, THOUGHT]}
-    chat = messages_request.chat_request({"messages": [USER, turn, turn, USER], "max_tokens": 1})
-    assert chat["messages"][1]["reasoning_content"] == "aaaa"
-    chat = responses_request.chat_request({"input": [REASONING, REASONING, USER, REASONING, USER]})
-    assert [one.get("reasoning_content") for one in chat["messages"]] == ["aa", None, "a", None]
-
-
-@pytest.mark.parametrize("n_together", [1, 3, 1 << 16])
-def test_tokens_are_written_in_parts_that_nobody_sees(
-    n_together: int, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routes_native, "_TOGETHER", n_together)
-    vocab = client.service.llm.model.vocab
-    for text in ("", "a", "the cat é", "abcabc" * 4):
-        for flags in ({}, {"add_special": True}, {"with_pieces": True}):
-            body: dict[str, Any] = {"content": text, **flags}
-            connection, response = client.send("POST", "/tokenize", body)
-            raw = response.read()
-            connection.close()
-            add_special = body.get("add_special") is True
-            ids = vocab.tokenize(text, add_special=add_special, parse_special=True)
-            shown = json.loads(raw)["tokens"]
-            assert [one["id"] if "with_pieces" in flags else one for one in shown] == ids
-            assert raw == msgspec.json.encode({"tokens": shown})
+    request = messages.MessagesRequest(messages=[USER, turn, turn, USER])
+    chat = messages.chat_request(request, Thoughts())
+    assert chat.messages[1]["reasoning_content"] == "aaaa"
+    items = [REASONING, REASONING, USER, REASONING, USER]
+    chat = responses.chat_request(responses.ResponsesRequest(input=items), Thoughts())
+    assert [one.get("reasoning_content") for one in chat.messages] == ["aa", None, "a", None]

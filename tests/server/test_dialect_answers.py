@@ -19,7 +19,9 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from pyllama_spec.server.dialects import messages_answer, responses_answer
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.messages import MessageShape, error_form
+from pyllama_spec.server.responses import ResponseShape, ResponsesRequest
 
 Json = dict[str, Any]
 _HEAD = {"id": "chatcmpl-0123abcd", "created": 1_700_000_000, "model": "model.gguf"}
@@ -105,9 +107,9 @@ def _chunks(answer: Json) -> list[Json]:
 @settings(max_examples=60, deadline=None)
 @given(_ANSWER)
 def test_the_anthropic_client_reads_the_events_as_the_whole_message(answer: Json) -> None:
-    whole = messages_answer.message(_whole(answer))
+    whole = MessageShape().whole(_whole(answer))
     Message.model_validate(whole, strict=True)
-    events = messages_answer.MessageEvents()
+    events = MessageShape()
     made = [event for chunk in _chunks(answer) for event in events.of(chunk)]
     made += events.end()
     snapshot, buffers = None, dict[int, bytes]()
@@ -127,10 +129,11 @@ def test_the_anthropic_client_reads_the_events_as_the_whole_message(answer: Json
 @settings(max_examples=60, deadline=None)
 @given(_ANSWER)
 def test_the_openai_client_reads_the_events_as_the_whole_response(answer: Json) -> None:
-    body: Json = {"input": "Hello", "tools": [{"type": "function", "name": "look", "strict": None}]}
-    whole = responses_answer.response(_whole(answer), body)
+    tools = [{"type": "function", "name": "look", "strict": None}]
+    body = ResponsesRequest(input="Hello", tools=tools)
+    whole = ResponseShape(body).whole(_whole(answer))
     Response.model_validate_json(json.dumps(whole), strict=True)
-    events = responses_answer.ResponseEvents(body)
+    events = ResponseShape(body)
     made = [event for chunk in _chunks(answer) for event in events.of(chunk)]
     made += events.end()
     assert [data["sequence_number"] for _, data in made] == list(range(len(made)))
@@ -138,6 +141,7 @@ def test_the_openai_client_reads_the_events_as_the_whole_response(answer: Json) 
     texts: dict[str, str] = {}
     for name, data in made:
         assert data["type"] == name
+        assert name is not None
         event = _RESPONSE_EVENT.validate_json(json.dumps(data), strict=True)
         state.handle_event(event)
         if name.endswith(".delta"):
@@ -164,7 +168,7 @@ def test_the_openai_client_reads_the_events_as_the_whole_response(answer: Json) 
 ])  # fmt: skip
 def test_why_a_message_ended(finish: str, stop: Any, expected: tuple[Any, Any]) -> None:
     answer = _ended(finish=finish, stop=stop)
-    whole = messages_answer.message(_whole(answer))
+    whole = MessageShape().whole(_whole(answer))
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
     assert whole["usage"]["input_tokens"] == 12
     assert whole["usage"]["cache_read_input_tokens"] == 8
@@ -172,7 +176,7 @@ def test_why_a_message_ended(finish: str, stop: Any, expected: tuple[Any, Any]) 
 
 def test_a_length_that_was_reached_is_an_incomplete_response() -> None:
     answer = _ended(finish="length")
-    whole = responses_answer.response(_whole(answer), {})
+    whole = ResponseShape(ResponsesRequest(input="")).whole(_whole(answer))
     assert whole["status"] == whole["output"][-1]["status"] == "incomplete"
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
     assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 8
@@ -180,9 +184,9 @@ def test_a_length_that_was_reached_is_an_incomplete_response() -> None:
 
 def test_thoughts_that_are_not_wanted_have_no_text() -> None:
     answer = _ended(thought="hm")
-    whole = messages_answer.message(_whole(answer), shows_thoughts=False)
+    whole = MessageShape(shows_thoughts=False).whole(_whole(answer))
     assert whole["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
-    events = messages_answer.MessageEvents(shows_thoughts=False)
+    events = MessageShape(shows_thoughts=False)
     made = [data for chunk in _chunks(answer) for _, data in events.of(chunk)]
     made += [data for _, data in events.end()]
     assert not [data for data in made if "hm" in json.dumps(data)]
@@ -193,14 +197,15 @@ def test_thoughts_that_are_not_wanted_have_no_text() -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 413, 429, 500, 503, 504])
 def test_an_error_has_the_form_of_the_dialect(status: int) -> None:
-    body = messages_answer.error(status, "why")
+    error = ApiError(status, "why")
+    body = error_form(error)
     assert body["type"] == "error"
     assert body["error"]["message"] == "why"
-    ((name, event),) = list(messages_answer.MessageEvents().failed(status, "why"))
+    ((name, event),) = list(MessageShape().failed(error))
     assert (name, event) == ("error", body)
-    events = responses_answer.ResponseEvents({})
+    events = ResponseShape(ResponsesRequest(input=""))
     list(events.of(_chunks(_ended())[0]))
-    ((name, event),) = list(events.failed(status, "why"))
+    ((name, event),) = list(events.failed(error))
     _RESPONSE_EVENT.validate_json(json.dumps(event), strict=True)
     assert event["response"]["status"] == "failed"
     assert list(events.end()) == []

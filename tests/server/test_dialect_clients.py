@@ -180,14 +180,6 @@ def test_the_same_under_the_names_of_other_servers(server: Served) -> None:
     counted = client.post("/chat/completions/input_tokens", json={"messages": _ASK}).json()
     assert counted["input_tokens"] == usage["prompt_tokens"]
 
-    own = server.llm.tokenize(b"It rains.", special=True)
-    text = {"input": "It rains."}
-    assert client.post("/extras/tokenize", json=text).json() == {"tokens": own}
-    assert client.post("/extras/tokenize/count", json=text).json() == {"count": len(own)}
-    back = client.post("/extras/detokenize", json={"tokens": own}).json()
-    assert back == {"text": "It rains."}
-    assert client.post("/extras/tokenize", json={"input": 3}).status_code == 400
-
 
 def test_an_answer_has_what_clients_of_llama_server_look_for(server: Served) -> None:
     """The answer has the build and the timings."""

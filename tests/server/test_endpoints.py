@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from pyllama_spec import Llama
 from pyllama_spec.cli import serve
-from pyllama_spec.server import llama_server
-from pyllama_spec.server.routes_page import page_files
+from pyllama_spec.server import app, llama_server
+from pyllama_spec.server.exchange import Exchange, Route
+from pyllama_spec.server.page_files import page_files
 from tests.faces.tools import open_tiny
 from tests.models import CHATML_TEMPLATE, model_path
 from tests.server.world import TEXT, Client, Endless, events_of, is_idle, served, stages, until
@@ -349,6 +351,30 @@ def test_health_and_readiness_are_apart() -> None:
         assert client.get("/v1/models/other")[0] == 404
         status, answer = client.post("/health", {})
         assert status == 405
+
+
+class Words(Struct):
+    text: str
+
+
+async def count_words(exchange: Exchange, body: Words) -> Any:
+    return {"words": len(body.text.split()), "id": exchange.info.id}
+
+
+def test_an_endpoint_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the docstring of pyllama_spec.server says; the door and the errors are those of all."""
+    more = Route("POST", "/words", count_words, Words)
+    monkeypatch.setattr(app, "_ROUTES", (*app._ROUTES, more))
+    with served(open_tiny(), api_keys=("key",)) as client:
+        assert client.post("/words", {"text": "a b"})[0] == 401
+        client.key = "key"
+        connection, response = client.send("POST", "/words", {"text": "the cat sat"})
+        answer = json.loads(response.read())
+        assert answer == {"words": 3, "id": response.getheader("x-request-id")}
+        connection.close()
+        status, answer = client.post("/words", {"text": 3})
+        assert (status, answer["error"]["param"]) == (400, "text")
+        assert client.get("/words")[0] == 405
 
 
 @pytest.mark.parametrize(

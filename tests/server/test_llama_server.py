@@ -15,7 +15,8 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server import llama_server
 from pyllama_spec.server.keys import Keys
-from pyllama_spec.server.llama_server_flags import BY_NAME, FLAGS, IDLE, is_idle
+from pyllama_spec.server.llama_server import FLAGS, IDLE, is_idle
+from pyllama_spec.server.programs import LogFile
 from pyllama_spec.server.settings import ServerSettings
 from tests.models import model_path
 
@@ -153,6 +154,7 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
 def test_the_table_is_that_of_the_pin() -> None:
     """Each flag is llama-server's, with a value or without one as there."""
     source = _SOURCE.read_text("utf-8")
+    by_name = {name: flag for flag in FLAGS for name in flag.names}
     names = [name for flag in FLAGS for name in flag.names]
     assert len(names) == len({*names})
     assert not [name for name in names if is_idle(name)]
@@ -163,7 +165,7 @@ def test_the_table_is_that_of_the_pin() -> None:
         takes = _TAKES.search(source, found.end())
         assert takes is not None
         n = sum("bool" not in one for one in takes[1].split(",") if one.strip())
-        assert name in IDLE or n == (BY_NAME[name].read is not None), name
+        assert name in IDLE or n == (by_name[name].value is None), name
 
 
 @pytest.mark.parametrize("line, variable, value, expected", [
@@ -232,7 +234,7 @@ def test_a_log_file_that_cannot_be_written_is_said_once(
     record = logging.LogRecord("a", logging.INFO, "b", 1, "line", None, None)
     folder = tmp_path / "logs"
     folder.mkdir()
-    gone = llama_server.LogFile(folder / "a.log")
+    gone = LogFile(folder / "a.log", "serve")
     shutil.rmtree(folder)
     for _ in range(3):
         gone.emit(record)
@@ -242,7 +244,7 @@ def test_a_log_file_that_cannot_be_written_is_said_once(
     assert (folder / "a.log").read_text() == "line\n"
     gone.close()
     with pytest.raises(ArgumentError):
-        llama_server.LogFile(tmp_path)
+        LogFile(tmp_path, "serve")
 
 
 @pytest.mark.parametrize("line", ["-np 4 --jinja", "--ctx-size 9", "-ctk q8_0", "-md draft.gguf"])

@@ -24,7 +24,7 @@ import pytest
 
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.server import create_app
-from pyllama_spec.server.keys import Keys, is_open_to_others, keys_of
+from pyllama_spec.server.keys import Keys, keys_of, notes_of
 from pyllama_spec.server.process import Hangup, HttpServer, Listening
 from pyllama_spec.server.settings import LOOPBACK, with_loopback
 from tests.faces.tools import open_tiny
@@ -110,8 +110,8 @@ def test_a_file_of_keys_that_all_may_read(mode: int, is_open: bool, tmp_path: Pa
     path = tmp_path / "keys"
     path.write_text("a\n")
     path.chmod(mode)
-    assert is_open_to_others(path) == is_open
-    assert not is_open_to_others(None)
+    assert len(notes_of(path)) == is_open
+    assert notes_of(None) == []
 
 
 # ---- the certificate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -22,7 +21,6 @@ from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
 from pyllama_spec.server.keys import Keys
-from pyllama_spec.server.llama_server_flags import FLAGS
 from pyllama_spec.server.settings import LOOPBACK
 from tests.models import model_path
 
@@ -35,7 +33,7 @@ def test_names_of_a_model(given: str, environment: dict[str, str], names: tuple[
     settings = llama_server.plan(["-m", "t.gguf", *given.split()], environment).settings
     assert (settings.alias, *settings.aliases) == (names or (None,))
     words = ["--alias", ",".join(names)] if names else []
-    ours = serve._settings(command_parser().parse_args(["serve", "-m", "t.gguf", *words]))
+    ours, *_ = serve._settings(command_parser().parse_args(["serve", "-m", "t.gguf", *words]))
     assert (ours.alias, *ours.aliases) == (names or (None,))
 
 
@@ -43,7 +41,8 @@ def test_names_of_hosts_beside_those_of_the_machine() -> None:
     def hosts(line: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         words = ["-m", "t.gguf", *line.split()]
         theirs = llama_server.plan(words, {}).settings.allowed_hosts
-        return theirs, serve._settings(command_parser().parse_args(["serve", *words])).allowed_hosts
+        ours, *_ = serve._settings(command_parser().parse_args(["serve", *words]))
+        return theirs, ours.allowed_hosts
 
     of_python = llama_cpp_server.plan(
         ["--model", "m", "--allowed_hosts", "LLM.example", "a.example"], {"ALLOWED_HOSTS": "b"}
@@ -61,7 +60,7 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
     keys.write_text("one\n")
     words = ["-m", "t.gguf", "--api-key-file", str(keys)]
     theirs = llama_server.plan([*words, "--api-key", "two"], {}).settings
-    ours = serve._settings(command_parser().parse_args(["serve", *words]))
+    ours, *_ = serve._settings(command_parser().parse_args(["serve", *words]))
     keys.write_text("three # name\n")
     for settings, expected in ((theirs, ["two", "three"]), (ours, ["three"])):
         assert settings.read_keys is not None
@@ -271,31 +270,6 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str, tmp_
                 assert "without effect here: --jinja" in lines
         finally:
             process.kill()
-
-
-def test_the_options_that_errors_name_are_there() -> None:
-    parser = argparse.ArgumentParser()
-    serve.add_serve(parser.add_subparsers())
-    for flag in serve.FLAGS.values():
-        assert any(flag in command.option_strings for command in options_of(parser))
-    ours = llama_server.plan(["-m", "t.gguf"], {}).settings.flags
-    assert {*ours.values()} <= {""} | {name for flag in FLAGS for name in flag.names}
-    theirs = llama_cpp_server.plan(["--model", "m"], {}).settings.flags
-    for flag in filter(None, theirs.values()):
-        words = flag.split() if " " in flag else [flag, "2"]
-        assert llama_cpp_server.plan(["--model", "m", *words], {}).keywords
-    for flags in (serve.FLAGS, ours, theirs):
-        for keyword in flags:
-            name, is_, value = keyword.partition("=")
-            if name == "model_path":
-                continue
-            OpenOptions.from_keywords("m.gguf", {name: value == "True" if is_ else None})
-
-
-def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    (commands,) = (one for one in parser._actions if isinstance(one.choices, dict))
-    assert isinstance(commands.choices, dict)
-    return list(commands.choices["serve"]._actions)
 
 
 @pytest.mark.parametrize("main, name", [

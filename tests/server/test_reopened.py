@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama, RemoteError
-from pyllama_spec.server import served_model
+from pyllama_spec.server import models as server_models
 from tests.models import model_path
 from tests.rpc.tools import Server
 from tests.server.models_world import ASKED, asked, keywords, several, spec, text_of
@@ -106,7 +106,7 @@ def test_a_model_that_only_embeds_is_opened_again(serving: Any) -> None:
 
 def test_a_model_that_fails_too_often_needs_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine does not free a context in an unknown state."""
-    monkeypatch.setattr(served_model, "_MAX_LEAKS", 0)
+    monkeypatch.setattr(server_models, "_MAX_LEAKS", 0)
     with Server() as layers, one_model(layers) as client:
         layers.kill()
         assert asked(client, None)[0] == 503

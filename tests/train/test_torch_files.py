@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyllama_spec.convert.torch_files import read_torch
+from pyllama_spec.convert.tensor_files import read_torch
 from pyllama_spec.errors import ConversionError
 from tests.convert.dflash_tools import MASK, N_EMBD, convert, make_draft, numbers, write_draft
 from tests.convert.test_dflash_matrices import target_with

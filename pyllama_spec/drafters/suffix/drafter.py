@@ -23,13 +23,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source, TokenOrigin
-from pyllama_spec.drafters.suffix.token_index import (
-    MAX_MATCH,
-    ORDERS,
-    Place,
-    TokenIndex,
-    index_bytes,
-)
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, Place, TokenIndex
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.vocab import Vocab
@@ -219,7 +213,7 @@ class OwnText:
     """
 
     def __init__(self) -> None:
-        self.index = _new_index(_FIRST_CAPACITY)
+        self.index = TokenIndex(_FIRST_CAPACITY)
         self.origins = bytearray()
         self.user, self.remembers = "", False
         self.n_settled = self.n_private = 0
@@ -231,7 +225,7 @@ class OwnText:
         self.origins += bytes(len(tokens) - n_chosen) + _CHOSEN * n_chosen
         wanted = self.index.n + len(tokens)
         if wanted > self.index.capacity:
-            before, self.index = self.index, _new_index(2 * wanted)
+            before, self.index = self.index, TokenIndex(2 * wanted)
             self.index.append(before.array())
         self.index.append(tokens)
 
@@ -638,7 +632,3 @@ def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[i
 
 def _no_vocab() -> None:
     """Does nothing: no store is open."""
-
-
-def _new_index(capacity: int) -> TokenIndex:
-    return TokenIndex(memoryview(bytearray(index_bytes(capacity))), capacity)

@@ -1,44 +1,32 @@
 """Texts of earlier requests to copy from, kept within a bound by usefulness.
 
-The texts lie one after the other in a TokenIndex. Each begins with a header of negative numbers,
-which no n-gram of a text is equal to: its mark, when it came, how many of its tokens were copied
-and turned out right, and its length. After the tokens more of them may say whose each token was
-(see TokenOrigin). So the tokens are all that there is to keep, and what is left of a damaged log
-can be read.
+The texts lie one after the other in a TokenIndex, and behind each is a MARK, which is no token.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from operator import attrgetter
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.suffix.token_index import (
-    MAX_MATCH,
-    TokenIndex,
-    index_bytes,
-)
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, TokenIndex
 
 MARK = -1
-HEADER_TOKENS = 4
-# Shorter texts are not worth a header.
+# Shorter texts are not worth a place.
 _MIN_TEXT = 8
 # The most turns of a conversation that are followed.
 _MAX_PARTS = 128
 # A full memory frees a share at once; the newest texts stay in any case.
 _KEEP_SHARE, _NEWEST_SHARE = 0.75, 0.25
 _FIRST_CAPACITY = 1 << 12
-_MAX_NUMBER = (1 << 31) - 3
-# Two bits of a token's origin; 30 of them leave room for the two numbers that mean something else.
-_ORIGINS_PER_NUMBER = 15
-_NO_ORIGINS = np.empty(0, np.int32)
-# Tokens that are looked through at once for marks.
-_BLOCK = 1 << 20
+_MARK = np.array([MARK], np.int32)
 
 
 class TokenOrigin(IntEnum):
@@ -54,33 +42,39 @@ class TokenOrigin(IntEnum):
     MISSED = 2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RememberedText:
     """A remembered text.
 
     Attributes:
-        ids: [n] int32 view of its tokens.
-        at: the index of its first token.
+        ids: [n] int32, its tokens; of a text in an index, a view.
         minute: the time when it was added, in minutes since 1970.
         n_used: the number of its tokens that were copied and accepted.
-        packed_origins: the origins of its tokens as stored in the log; empty if all were given.
+        known_origins: a TokenOrigin for each token, as bytes; b"" if all were given.
+        key: its number in a store, from 1 on; 0 outside of one.
+        parent: the key of the text that it continues; 0 if it begins a conversation.
+        n_before: how many tokens of that text it continues, its own first MAX_MATCH included.
+        at: the place of its first token in the index.
     """
 
     ids: npt.NDArray[np.int32]
-    at: int
     minute: int
-    n_used: int
-    packed_origins: npt.NDArray[np.int32] = field(default_factory=_NO_ORIGINS.copy)
+    n_used: int = 0
+    known_origins: bytes = b""
+    key: int = 0
+    parent: int = 0
+    n_before: int = 0
+    at: int = 0
 
     @property
     def n_entry(self) -> int:
-        """The number of the log's entries that the text takes, header and origins included."""
-        return HEADER_TOKENS + len(self.ids) + len(self.packed_origins)
+        """The number of places that it takes in an index."""
+        return len(self.ids) + 1
 
     @property
     def origins(self) -> npt.NDArray[np.uint8]:
-        """[n] TokenOrigin of each token."""
-        return unpack_origins(self.packed_origins, len(self.ids))
+        """[n] the TokenOrigin of each token."""
+        return np.frombuffer(self.known_origins or bytes(len(self.ids)), np.uint8)
 
 
 class Source(Protocol):
@@ -100,126 +94,37 @@ class Source(Protocol):
         """Counts the tokens from a place on that were copied and accepted."""
 
 
-def texts_of(index: TokenIndex) -> Iterator[RememberedText]:
-    """All texts of an index, oldest first; of a damaged index, the readable ones.
-
-    A text ends where its file has a hole: a part that no disk holds is not text.
-    """
-    for begin, end in index.held_tokens():
-        yield from _texts_between(index.array(), begin, end)
-
-
-def _texts_between(
-    tokens: npt.NDArray[np.int32], first: int, last: int
-) -> Iterator[RememberedText]:
-    begins = np.concatenate(
-        [
-            low + np.flatnonzero(tokens[low : min(low + _BLOCK, last)] == MARK)
-            for low in range(first, last, _BLOCK)
-        ]
-    )
-    ends = np.append(begins[1:], last) if len(begins) else begins
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        at = begin + HEADER_TOKENS
-        head = tokens[begin:at].tolist()
-        if at >= end or max(head) >= 0:
-            continue
-        n = min(_number(head[3]), end - at)
-        ids = tokens[at : at + n]
-        if n and int(ids.min()) >= 0:
-            packed = tokens[at + n : min(at + n + _n_packed(n), end)]
-            if len(packed) < _n_packed(n) or int(packed.max()) >= MARK:
-                packed = _NO_ORIGINS  # it has none, or they are damaged
-            yield RememberedText(ids, at, _number(head[1]), _number(head[2]), packed)
-
-
-def with_header(
-    ids: npt.NDArray[np.int32], minute: int, n_used: int, packed_origins: npt.NDArray[np.int32]
-) -> npt.NDArray[np.int32]:
-    """A text in the log's format."""
-    head = [MARK, _coded(minute), _coded(n_used), _coded(len(ids))]
-    out: npt.NDArray[np.int32] = np.concatenate([np.array(head, np.int32), ids, packed_origins])
-    return out
-
-
-def _n_packed(n: int) -> int:
-    return -(-n // _ORIGINS_PER_NUMBER)
-
-
-def pack_origins(origins: Sequence[int] | npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-    """Packs TokenOrigins as negative numbers for the log; () if all tokens were given."""
-    values = np.asarray(origins, np.int32)
-    if not values.any():
-        return _NO_ORIGINS
-    rows = np.zeros((_n_packed(len(values)), _ORIGINS_PER_NUMBER), np.int32)
-    rows.reshape(-1)[: len(values)] = values
-    numbers = (rows << (2 * np.arange(_ORIGINS_PER_NUMBER, dtype=np.int32))).sum(1)
-    out: npt.NDArray[np.int32] = (-2 - numbers).astype(np.int32)
-    return out
-
-
-def unpack_origins(packed: npt.NDArray[np.int32], n: int) -> npt.NDArray[np.uint8]:
-    """[n] Unpacks the numbers of pack_origins()."""
-    out = np.zeros(n, np.uint8)
-    if len(packed):
-        shifts = 2 * np.arange(_ORIGINS_PER_NUMBER, dtype=np.int32)
-        out[:] = (((-2 - packed)[:, None] >> shifts) & 3).reshape(-1)[:n]
-    return out
-
-
-def _coded(number: int) -> int:
-    return -(2 + min(max(number, 0), _MAX_NUMBER))
-
-
-def _number(coded: int) -> int:
-    return max(-coded - 2, 0)
-
-
 def now_minute() -> int:
     """Minutes since 1970."""
     return int(time.time()) // 60
 
 
-def n_known(index: TokenIndex, ids: Sequence[int]) -> int:
-    """The number of a text's first tokens that other texts already hold, chained text by text.
+def known_part(index: TokenIndex, ids: Sequence[int]) -> tuple[int, list[int]]:
+    """The number of a text's first tokens that an index holds, chained text by text.
 
     A conversation is one text after the first turn, and a part of a new one for each turn more.
+    The places behind the known part come with it, the newest first.
     """
-    n = MAX_MATCH
-    if len(ids) < n:
-        # Nothing follows the newest text yet, so that no place leads to its end.
-        newest = index.array()[max(index.n - len(ids), 0) : index.n].tolist()
-        is_there = any(length == len(ids) for length, _ in index.places(ids))
-        return len(ids) if is_there or newest == list(ids) else 0
-    if not _is_there(index, ids[:n]):
-        return 0
+    n = min(MAX_MATCH, len(ids))
     tokens, wanted = index.array(), np.array(ids, np.int32)
+    places = _places(index, ids[:n])
     for _ in range(_MAX_PARTS):
-        longest = n
-        for length, at in index.places(ids[n - MAX_MATCH : n]):
-            if length == MAX_MATCH:
-                there = tokens[at : at + len(ids) - n]
-                differs = np.flatnonzero(there != wanted[n : n + len(there)])
-                longest = max(longest, n + (int(differs[0]) if len(differs) else len(there)))
-        if longest == n:
+        equal = [_n_equal(tokens[at:], wanted[n:]) for at in places]
+        if not any(equal):
             break
-        n = longest
-    return n
+        n += max(equal)
+        places = _places(index, ids[n - MAX_MATCH : n])
+    return (n if places else 0), places
 
 
-def _is_there(index: TokenIndex, ids: Sequence[int]) -> bool:
-    return any(length == MAX_MATCH for length, _ in index.places(ids))
+def _places(index: TokenIndex, ids: Sequence[int]) -> list[int]:
+    return [at for length, at in index.places(ids) if length == len(ids)]
 
 
-def new_part(index: TokenIndex, ids: Sequence[int]) -> Sequence[int]:
-    """The new part of a text; () for none.
-
-    A common beginning is left out, except for the last tokens that lead to the new part.
-    """
-    if len(ids) < _MIN_TEXT or min(ids) < 0:
-        return ()
-    n = n_known(index, ids)
-    return () if n == len(ids) else ids[max(n - MAX_MATCH, 0) :]
+def _n_equal(there: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32]) -> int:
+    there = there[: len(wanted)]
+    differs = np.flatnonzero(there != wanted[: len(there)])
+    return int(differs[0]) if len(differs) else len(there)
 
 
 def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[RememberedText]:
@@ -246,111 +151,119 @@ def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[Remember
     return [ordered[i] for i in sorted(kept)]
 
 
-def fill(index: TokenIndex, texts: Sequence[RememberedText], *, ages: bool) -> None:
-    """Writes texts into an empty index."""
-    if texts:
-        parts = [with_header(t.ids, t.minute, t.n_used >> ages, t.packed_origins) for t in texts]
-        index.append(np.concatenate(parts))
-
-
-def note_use(index: TokenIndex, at: int, n: int) -> None:
-    """Counts the text's tokens around a place that were copied and accepted."""
-    tokens = index.array()
-    low = max(at - (1 << 16), 0)
-    marks = np.flatnonzero(tokens[low:at] == MARK)
-    if len(marks):
-        where = low + int(marks[-1]) + 2
-        if tokens[where] < 0:
-            index.tokens[where] = _coded(_number(int(tokens[where])) + n)
-
-
-def entry_of(
-    index: TokenIndex,
-    ids: Sequence[int],
-    max_tokens: int,
-    *,
-    minute: int | None = None,
-    n_used: int = 0,
-    origins: Sequence[int] = (),
-) -> npt.NDArray[np.int32]:
-    """The new part of a text in the log's format; empty for none.
-
-    Of a text longer than a quarter of the memory only the end is added.
-    """
-    room = int(_NEWEST_SHARE * max_tokens) - HEADER_TOKENS
-    if len(origins):
-        room -= _n_packed(room)
-    new = new_part(index, ids)
-    part = new[-room:]
-    if not len(part):
-        return np.empty(0, np.int32)
-    packed = _NO_ORIGINS
-    if len(origins):
-        of_part = np.array(origins[-len(part) :], np.uint8)
-        if len(part) == len(new) < len(ids):
-            of_part[:MAX_MATCH] = TokenOrigin.GIVEN  # the other text has them already
-        packed = pack_origins(of_part)
-    when = now_minute() if minute is None else minute
-    return with_header(np.array(part, np.int32), when, n_used, packed)
-
-
-class Room(NamedTuple):
-    """The replacement for an index that is too small.
-
-    Where it is_full, other texts were dropped, and the counts of uses of these are halved.
-    """
-
-    texts: list[RememberedText]
-    capacity: int
-    is_full: bool
-
-
-def room_for(
-    index: TokenIndex, n_more: int, max_tokens: int, *, is_due: bool = False
-) -> Room | None:
-    """A larger index for more tokens, or one with the most useful texts; None if they fit.
-
-    The size that an index records may be forged, so its texts are counted.
-    """
-    if index.n + n_more <= index.capacity and not is_due:
-        return None
-    texts = list(texts_of(index))
-    wanted = sum(text.n_entry for text in texts) + n_more
-    is_full = wanted > max_tokens
-    if is_full:
-        texts = most_useful(texts, max(int(_KEEP_SHARE * max_tokens) - n_more, 0))
-    return Room(texts, min(max(2 * wanted, _FIRST_CAPACITY), max_tokens), is_full)
-
-
 class Memory:
-    """Texts in this process's memory; they are lost when it ends."""
+    """Texts in this process's memory; they are lost when it ends.
+
+    Attributes:
+        max_tokens: the maximum number of tokens, a place more for each text.
+        index: the index of the texts.
+        held: the texts, the oldest first.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.index = _new_index(min(_FIRST_CAPACITY, max_tokens))
+        self.held: list[RememberedText] = []
+        self.index = TokenIndex(min(_FIRST_CAPACITY, max_tokens))
 
     def refresh(self) -> None:
         """Does nothing: no other process writes here."""
 
+    def texts(self) -> list[RememberedText]:
+        """All texts, the oldest first. The ids are views."""
+        return list(self.held)
+
     def note_use(self, at: int, n: int) -> None:
         """See Source."""
-        note_use(self.index, at, n)
+        text = self.text_at(at)
+        if text is not None:
+            text.n_used += n
+
+    def text_at(self, at: int) -> RememberedText | None:
+        """The text around a place of the index."""
+        i = bisect_right(self.held, at, key=attrgetter("at"))
+        return self.held[i - 1] if i else None
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Adds the new part of a text; drops the least useful texts for room.
+        """Adds the new part of a text; drops the least useful texts for room."""
+        self.put(ids, origins=origins)
 
-        Origins are not kept: training never reads a memory that ends with the process.
+    def put(
+        self,
+        ids: Sequence[int],
+        *,
+        minute: int | None = None,
+        n_used: int = 0,
+        origins: Sequence[int] = (),
+    ) -> RememberedText | None:
+        """Adds the new part of a text; None if there is none.
+
+        What other texts have already is left out, except for the last tokens that lead to the new
+        part. Of a text longer than a quarter of the memory only the end is added.
         """
-        entry = entry_of(self.index, ids, self.max_tokens)
-        if not len(entry):
+        if len(ids) < _MIN_TEXT or min(ids) < 0:
+            return None
+        known, places = known_part(self.index, ids)
+        if known == len(ids):
+            return None
+        lead = min(known, MAX_MATCH)
+        room = int(_NEWEST_SHARE * self.max_tokens) - 1
+        begin = max(known - lead, len(ids) - room)
+        of_part = bytearray(origins[begin:])
+        if of_part and begin == known - lead:
+            of_part[:lead] = bytes(lead)  # the other text has them already
+        when = now_minute() if minute is None else minute
+        text = RememberedText(
+            np.array(ids[begin:], np.int32), when, n_used, bytes(of_part) if any(of_part) else b""
+        )
+        text.parent, text.n_before = self._parent(places)
+        self._make_room(text.n_entry)
+        self.load([text])
+        return text
+
+    def _parent(self, places: Sequence[int]) -> tuple[int, int]:
+        """The text that ended at one of these places, else the first that was there."""
+        found = [(one, at - one.at) for at in places if (one := self.text_at(at - 1)) is not None]
+        if not found:
+            return 0, 0
+        text, end = next((f for f in found if f[1] == len(f[0].ids)), found[-1])
+        while end <= MAX_MATCH and (before := self._text_of(text.parent)) is not None:
+            text, end = before, text.n_before - (MAX_MATCH - end)
+        return text.key, end
+
+    def _text_of(self, key: int) -> RememberedText | None:
+        i = bisect_left(self.held, key, key=attrgetter("key"))
+        return self.held[i] if i < len(self.held) and self.held[i].key == key > 0 else None
+
+    def load(self, texts: Sequence[RememberedText]) -> None:
+        """Appends texts, for which there is room."""
+        if not texts:
             return
-        room = room_for(self.index, len(entry), self.max_tokens)
-        if room is not None:
-            index = _new_index(room.capacity)
-            fill(index, room.texts, ages=room.is_full)
-            self.index = index
-        self.index.append(entry)
+        begin = self.index.n
+        self.index.append(np.concatenate([part for one in texts for part in (one.ids, _MARK)]))
+        tokens = self.index.array()
+        for one in texts:
+            one.at, begin = begin, begin + one.n_entry
+            one.ids = tokens[one.at : begin - 1]
+        self.held += texts
 
+    def _make_room(self, n_more: int) -> None:
+        """Makes a larger index for more tokens, or one with the most useful texts."""
+        if self.index.n + n_more <= self.index.capacity:
+            return
+        texts = self.held
+        if self.index.n + n_more > self.max_tokens:
+            texts = most_useful(self.texts(), max(int(_KEEP_SHARE * self.max_tokens) - n_more, 0))
+            for text in texts:
+                text.n_used //= 2
+            self.drop_all_but(texts)
+        self.replace(texts, n_more)
 
-def _new_index(capacity: int) -> TokenIndex:
-    return TokenIndex(memoryview(bytearray(index_bytes(capacity))), capacity)
+    def drop_all_but(self, texts: Sequence[RememberedText]) -> None:
+        """Called before texts leave for room; the counts of uses of those that stay are halved."""
+
+    def replace(self, texts: Sequence[RememberedText], n_more: int = 0) -> None:
+        """Holds these texts alone, with room for n tokens more."""
+        wanted = sum(one.n_entry for one in texts) + n_more
+        self.index = TokenIndex(max(min(max(2 * wanted, _FIRST_CAPACITY), self.max_tokens), wanted))
+        self.held = []
+        self.load(texts)

@@ -1,63 +1,58 @@
 """A store on disk of texts to copy from, of one vocabulary, under a name the owner gives.
 
-Several processes read one file at once, and one at a time writes. A process that finds it locked
-keeps its texts until the next time, so none waits for a file. A fault of the store while
-a text is generated gives one warning, and the text continues.
-
-It is a mapped file and not sqlite, which was tried: that took 36 us for a committed token at 24 MB,
-where 35 us at 1 GB are promised, and wrote texts 10 to 20 times slower.
+It is an SQLite file, so transactions, locks and recovery are SQLite's. Each process holds the texts
+and their index in memory, and reads what others have added when a request begins. A process that
+finds the file locked keeps its texts until the next time, so none waits for a file. A fault of the
+store while a text is generated gives one warning, and the text continues.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
-import re
-import time
+import sqlite3
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from pyllama_spec.drafters.suffix.memory import (
-    RememberedText,
-    entry_of,
-    fill,
-    note_use,
-    room_for,
-    texts_of,
-)
-from pyllama_spec.drafters.suffix.store_file import (
-    MODE,
-    Facts,
-    StoreFile,
-    capacity_of,
-    create_file,
-    reserves_room,
-)
-from pyllama_spec.drafters.suffix.token_index import TokenIndex
+import numpy as np
+
+from pyllama_spec.drafters.suffix.memory import Memory, RememberedText, TokenOrigin
+from pyllama_spec.drafters.suffix.token_index import index_bytes
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import (
+    LATER,
     ArgumentError,
     BusyError,
     ForkedError,
     ModelLoadError,
     PyllamaSpecError,
-    shown,
     warn,
 )
 
 DEFAULT_BYTES = 256 << 20
-_FIRST_CAPACITY = 1 << 13
+_MODE = 0o600
+_LEAST_TOKENS, _MOST_TOKENS = 1 << 10, 1 << 30
 # Texts that wait for the lock.
 _MAX_WAITING = 64
-# What _draft_name() adds to a store's name.
-_DRAFT_NAME = re.compile(r"\.(\d+)-[0-9a-f]+\.new")
-# A file that is older is not of this process, though one before had its number: in a container the
-# first process always has the same. Clocks of file systems are coarse.
-_STARTED = time.time() - 1.0
+# In the header of the SQLite file: whose it is, and the version of its tables.
+_APPLICATION, _VERSION = 0x504C4D45, 2
+_NUMBERS = "key INTEGER PRIMARY KEY, minute INTEGER, n_used INTEGER, parent INTEGER"
+_TABLES = (
+    "CREATE TABLE facts (digest BLOB, max_tokens INTEGER, generation INTEGER)",
+    f"CREATE TABLE texts ({_NUMBERS}, n_before INTEGER, ids BLOB, origins BLOB)",
+)
+_REMEDY = "delete it, or name another file"
+# What a file may not do though it is damaged or forged, and what is deleted is overwritten. The
+# file survives a killed process; a power failure may cost it, and it is not waited for the disk.
+_SETTINGS = (
+    "PRAGMA trusted_schema=OFF", "PRAGMA cell_size_check=ON", "PRAGMA mmap_size=0",
+    "PRAGMA secure_delete=ON", "PRAGMA temp_store=MEMORY", "PRAGMA synchronous=OFF",
+)  # fmt: skip
+# How long another process is waited for: when a store is opened, and beside requests.
+_OPENING_MS, _SERVING_MS = 5000, 20
 
 
 def vocabulary_digest(vocab: Vocab) -> bytes:
@@ -71,34 +66,30 @@ def vocabulary_digest(vocab: Vocab) -> bytes:
     return digest.digest()
 
 
-def _remedy(path: Path, error: OSError, *, is_read_only: bool) -> str:
-    """The remedy for a store that cannot be opened."""
-    if isinstance(error, PermissionError):  # first: the folder cannot be looked at either
-        rights = "read it" if is_read_only else "read and write it"
-        return f"give this user the right to {rights}, or name another file"
-    if not path.parent.is_dir():
-        return f"make the folder {path.parent}, or name a file in another one"
-    return "name another file"
+def capacity_of(n_bytes: int) -> int:
+    """The number of tokens whose index takes n bytes."""
+    low, high = 0, _MOST_TOKENS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if index_bytes(middle) <= n_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    if low < _LEAST_TOKENS:
+        least = index_bytes(_LEAST_TOKENS)
+        raise ArgumentError(f"a draft memory of {n_bytes} bytes is too small: at least {least}")
+    return low
 
 
-def _erase(path: Path) -> None:
-    """Overwrites a store's closed file, which may still hold forgotten text."""
-    with contextlib.suppress(OSError, ModelLoadError):  # what is not a store has no texts
-        file = StoreFile(
-            os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), path, is_writable=True
-        )
-        file.erase()
-        file.close()
-
-
-class Store:
+class Store(Memory):
     """An open store.
 
     Args:
         path: its file, or a link to it. It is made where there is none, with mode 0600, and its
             mode is set to that.
         digest: the digest of the vocabulary, [32] bytes; None to accept any vocabulary.
-        max_bytes: the size to which a new store may grow; None for DEFAULT_BYTES, 256 MiB.
+        max_bytes: the bytes of memory to which a new store may grow; None for DEFAULT_BYTES,
+            256 MiB.
         is_read_only: whether the file is opened for reading only.
         whose: the owner of the vocabulary, for messages.
     """
@@ -112,168 +103,236 @@ class Store:
         is_read_only: bool = False,
         whose: str = "this model",
     ) -> None:
-        self._digest, self._is_read_only, self._pid = digest, is_read_only, os.getpid()
-        self._whose, self._is_made = whose, False
-        # Whether the file system holds room for a file before it is written; None: not tried yet.
-        self._reserves_room: bool | None = None
-        self._max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
+        max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
+        super().__init__(max_tokens)
+        self._is_read_only, self._pid, self._is_made = is_read_only, os.getpid(), False
+        self._has_warned = self._shrinks = False
         self._waiting: deque[tuple[list[int], list[int]]] = deque(maxlen=_MAX_WAITING)
         self._uses: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
-        self._has_warned = False
-        self.path = Path(path)
+        # Of the file: SQLite's count of other connections' changes, the newest text that was read,
+        # and how often texts were removed.
+        self._seen, self._newest, self._generation = -1, 0, -1
         try:
-            # Of a link what it names is the store: a larger file that takes the name must be that
-            # one. And it stays the same file if the program goes to another folder.
-            is_link = self.path.is_symlink()
-            self.path = self.path.resolve() if is_link else self.path.absolute()
-            self._file = self._open()
+            self.path = Path(path).resolve()
+            self._file = self._connect(may_make=digest is not None)
         except OSError as error:
             raise ModelLoadError(
-                f"the draft memory {self.path} cannot be opened: {error.strerror or error}; "
-                f"{_remedy(self.path, error, is_read_only=is_read_only)}"
+                f"the draft memory {path} cannot be opened: {error.strerror or error}; name "
+                "another file, or give this user the right to read and write it"
             ) from None
-        except PyllamaSpecError:
-            raise
         except (ValueError, RuntimeError) as error:  # a NUL, a lone surrogate, a loop of links
+            if isinstance(error, PyllamaSpecError):
+                raise
             raise ArgumentError(
-                f"draft_memory={shown(os.fspath(path))} is not a file name: {error}; give another"
-            ) from None
+                "draft_memory", os.fspath(path), problem=f"is not a file name: {error}",
+                remedy="give another",
+            ) from None  # fmt: skip
+        try:
+            with closed_on_failure(self), self._readable():
+                self._prepare(digest, whose)
+                self._read()
+                self._file.execute(f"PRAGMA busy_timeout={_SERVING_MS}")
+        except BaseException:
+            if self._is_made:  # as on a full disk
+                self.path.unlink(missing_ok=True)
+            raise
         if self._is_read_only and not is_read_only:
             warn(
                 f"the draft memory {self.path} can only be read by this user: texts are not "
                 "remembered; give the right to write it, or name another file",
             )
-        if self._file.is_damaged and not self._is_read_only:
-            with self.locked():
-                pass
-
-    @property
-    def index(self) -> TokenIndex:
-        """The index of the texts."""
-        return self._file.index
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return self._file.size
+        return self.path.stat().st_size
 
-    @property
-    def max_tokens(self) -> int:
-        """The maximum number of tokens of the store."""
-        return self._file.facts.max_tokens
+    # ---- opening
 
-    @property
-    def digest(self) -> bytes:
-        """The digest of the vocabulary of its ids."""
-        return self._file.facts.digest
-
-    def _open(self) -> StoreFile:
-        """Opens the file, and creates it if it is missing."""
-        number, is_writable = self._descriptor()
-        file = StoreFile(number, self.path, is_writable=is_writable)
-        digest = file.facts.digest
-        if self._digest is not None and digest != self._digest:
-            file.close()
-            raise ArgumentError(
-                f"the draft memory {self.path} was made with another vocabulary ("
-                f"{digest.hex()[:12]}, {self._whose} has {self._digest.hex()[:12]}): ids mean "
-                "other texts there; name a file of its own for each tokenizer"
-            )
-        self._digest = digest
-        if is_writable and os.fstat(number).st_mode & 0o077:
-            os.fchmod(number, MODE)
-        return file
-
-    def _descriptor(self) -> tuple[int, bool]:
-        flags = os.O_CLOEXEC | os.O_NONBLOCK
-        for _ in range(3):
-            try:
-                if not self._is_read_only:
-                    with contextlib.suppress(PermissionError):
-                        return os.open(self.path, os.O_RDWR | flags), True
-                    self._is_read_only = True
-                return os.open(self.path, os.O_RDONLY | flags), False
-            except FileNotFoundError:
-                if self._digest is None or self._is_read_only:
-                    raise
-            with contextlib.suppress(FileExistsError):  # another process was quicker
-                self._create_new()
-        raise ModelLoadError(
-            f"the draft memory {self.path} was deleted at each try to open it; name another file"
-        )
-
-    def _create_new(self) -> None:
-        """Creates an empty file beside the name, and links it unless the name was taken since."""
-        assert self._digest is not None
-        draft = self._draft_name()
-        facts = Facts(min(_FIRST_CAPACITY, self._max_tokens), self._max_tokens, self._digest)
-        os.close(create_file(draft, facts))
-        try:
-            # A writer on another machine may have taken the draft for one that was left.
-            with contextlib.suppress(FileNotFoundError):
-                os.link(draft, self.path)
+    def _connect(self, *, may_make: bool) -> sqlite3.Connection:
+        """Opens the file, and creates an empty one if it is missing."""
+        if may_make and not self._is_read_only:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
                 self._is_made = True
-        finally:
-            draft.unlink(missing_ok=True)
+        info = self.path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
+        if not os.access(self.path, os.R_OK):
+            raise PermissionError(13, "Permission denied")
+        self._is_read_only = self._is_read_only or not os.access(self.path, os.W_OK)
+        if not self._is_read_only and info.st_mode & 0o077:
+            self.path.chmod(_MODE)
+        mode = "ro" if self._is_read_only else "rw"
+        try:
+            return sqlite3.connect(
+                f"{self.path.as_uri()}?mode={mode}", uri=True, isolation_level=None,
+                check_same_thread=False, timeout=_OPENING_MS / 1000,
+            )  # fmt: skip
+        except sqlite3.Error as error:
+            raise self._refused(str(error)) from None
 
-    def _draft_name(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.{os.getpid()}-{os.urandom(6).hex()}.new")
+    def _refused(self, why: str, remedy: str = _REMEDY) -> ModelLoadError:
+        return ModelLoadError(f"the draft memory {self.path} cannot be used: {why}; {remedy}")
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turns SQLite's errors into those of a busy, damaged or foreign file."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if _is_locked(error):
+                raise BusyError(
+                    f"the draft memory {self.path} is being used by another process", remedy=LATER
+                ) from None
+            raise self._refused(str(error), "see whether its disk is full") from None
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may quote the file
+            raise self._refused(str(error)) from None
+
+    def _prepare(self, digest: bytes | None, whose: str) -> None:
+        """Checks that the file is a store of this vocabulary, and makes the tables of an empty one.
+
+        Nothing else than the two tables may be there, so that a file can run no code of its own.
+        """
+        run = self._file.execute
+        self._file.text_factory = lambda data: data.decode(errors="replace")
+        for setting in _SETTINGS:
+            run(setting)
+        if not self._is_read_only and digest is not None and not self._tables():
+            run("BEGIN IMMEDIATE")
+            with self._transaction():
+                if not self._tables() and not run("PRAGMA application_id").fetchone()[0]:
+                    for table in _TABLES:
+                        run(table)
+                    run("INSERT INTO facts VALUES (?, ?, 0)", (digest, self.max_tokens))
+                    run(f"PRAGMA application_id={_APPLICATION}")
+                    run(f"PRAGMA user_version={_VERSION}")
+        if run("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            raise self._refused("it is not a draft memory")
+        version = run("PRAGMA user_version").fetchone()[0]
+        if version != _VERSION or sorted(self._tables()) != sorted(_TABLES):
+            raise self._refused(
+                f"it has version {version}, and this program reads version {_VERSION}"
+            )
+        facts = run("SELECT digest, max_tokens FROM facts").fetchall()
+        if len(facts) != 1 or not isinstance(facts[0][1], int):
+            raise self._refused("its facts are damaged")
+        self.digest, self.max_tokens = facts[0]
+        if digest is not None and digest != self.digest:
+            raise ArgumentError(
+                f"the draft memory {self.path} was made with another vocabulary than {whose} has: "
+                "ids mean other texts there; name a file of its own for each tokenizer"
+            )
+        if not _LEAST_TOKENS <= self.max_tokens <= _MOST_TOKENS:
+            raise self._refused(f"it says that it has room for {self.max_tokens} tokens")
+
+    def _tables(self) -> list[str]:
+        return [sql for (sql,) in self._file.execute("SELECT sql FROM sqlite_master")]
+
+    # ---- what the file holds
+
+    def _read(self) -> None:
+        """Reads what other processes have written since."""
+        run = self._file.execute
+        seen = run("PRAGMA data_version").fetchone()[0]
+        if seen == self._seen:
+            return
+        with self._one_state():
+            facts = run("SELECT generation, max_tokens FROM facts").fetchone()
+            generation, self.max_tokens = facts
+            texts = list(self._texts_after(self._newest if generation == self._generation else 0))
+        if generation != self._generation:
+            self.replace(texts)
+        elif texts:
+            n = sum(one.n_entry for one in texts)
+            if self.index.n + n > self.index.capacity:
+                self.replace([*self.held, *texts])
+            else:
+                self.load(texts)
+        self._generation, self._seen = generation, seen
+
+    def _texts_after(self, newest: int) -> Iterator[RememberedText]:
+        """The texts behind one, in order. No more than may be there: a forged file has no end."""
+        n = 0
+        for row in self._file.execute(
+            "SELECT * FROM texts WHERE key > ? ORDER BY key",
+            (newest,),
+        ):
+            text = _text(row)
+            n += 1 if text is None else text.n_entry
+            if row[0] <= newest or n > self.max_tokens:
+                raise sqlite3.DatabaseError("its texts are damaged")
+            self._newest = newest = row[0]
+            if text is not None:
+                yield text
+
+    @contextlib.contextmanager
+    def _one_state(self) -> Iterator[None]:
+        """Lets several reads see the same texts."""
+        if self._file.in_transaction:
+            yield
+            return
+        self._file.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._file.execute("COMMIT")
+
+    def texts(self) -> list[RememberedText]:
+        """All texts, the oldest first. The ids are views."""
+        with self._readable():
+            self._read()
+            uses = dict(self._file.execute("SELECT key, n_used FROM texts"))
+        for one in self.held:
+            one.n_used = uses.get(one.key, 0)
+        return list(self.held)
 
     # ---- while requests are served
 
     def refresh(self) -> None:
         """Called when a request begins: reads what other processes have written."""
-        with self._harmless():
-            if not self._is_current():
-                self._reopen()
-            self._file.refresh()
-
-    def _is_current(self) -> bool:
-        try:
-            info = self.path.stat()
-        except OSError:  # it was deleted: what is mapped can be read still
-            return True
-        return (info.st_dev, info.st_ino) == self._file.inode
-
-    def _reopen(self) -> None:
-        old, self._file = self._file, self._open()
-        self._uses.clear()
-        old.close()
+        if os.getpid() == self._pid:
+            with self._harmless():
+                self._read()
 
     def note_use(self, at: int, n: int) -> None:
         """Counts copied tokens that were accepted; written with the next text."""
-        self._uses.append((at, n))
+        text = self.text_at(at)
+        if text is not None:
+            self._uses.append((n, text.key))
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
         """Adds the text of an ended request; it may be written later, or never."""
         if self._is_read_only:
             return
         self._waiting.append((list(ids), list(origins)))
+        written = 0
         with self._harmless(), contextlib.suppress(BusyError, ForkedError), self.locked():
-            while self._waiting:
-                text, its_origins = self._waiting.popleft()
-                self._write(text, origins=its_origins)
+            for text, its_origins in self._waiting:
+                self._write(text, its_origins)
+            written = len(self._waiting)
+        if written:
+            self._waiting.clear()
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
         """Turns an error beside a request into one warning."""
         try:
             yield
-        except (OSError, ArgumentError, ModelLoadError, ValueError) as error:
+        except (OSError, PyllamaSpecError, sqlite3.Error) as error:
+            if _is_locked(error):
+                return
             self._waiting.clear()
             if not self._has_warned:
                 self._has_warned = True
-                reason = getattr(error, "strerror", None) or error
                 warn(
-                    f"the draft memory {self.path} cannot be written or read: {reason}; texts are "
+                    f"the draft memory {self.path} cannot be written or read: {error}; texts are "
                     "not remembered",
                 )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock, which excludes other writers."""
-        import fcntl  # on systems that have it
-
+        """One transaction, which excludes other writers: all of it is written, or nothing."""
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"the draft memory {self.path} was opened before this process was forked; open it "
@@ -284,57 +343,62 @@ class Store:
                 f"the draft memory {self.path} can only be read here: give this user the right to "
                 "write it, or name another file"
             )
-        for _ in range(8):
-            try:
-                fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise self._busy() from None
-            if self._has_name():
-                break
-            self._reopen()  # replaced or deleted: then it is made again
-        else:
-            raise self._busy()
+        with self._readable():
+            self._file.execute("BEGIN IMMEDIATE")
+            with self._transaction():
+                self._read()
+                while self._uses:
+                    self._file.execute(
+                        "UPDATE texts SET n_used = n_used + ? WHERE key = ?", self._uses.popleft()
+                    )
+                yield
+            if self._shrinks:
+                self._shrinks = False
+                self._erase()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commits what was begun; undoes it, here and in the file, if anything raises."""
         try:
-            self._file.recover()
-            self._file.refresh()
-            while self._uses:
-                note_use(self.index, *self._uses.popleft())
             yield
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._file.number, fcntl.LOCK_UN)
+            self._file.execute("COMMIT")
+        except BaseException:
+            self._seen = self._generation = -1  # what is held here is read again
+            self._shrinks = False
+            with contextlib.suppress(sqlite3.Error):
+                self._file.execute("ROLLBACK")
+            raise
 
-    def _busy(self) -> BusyError:
-        return BusyError(
-            f"the draft memory {self.path} is being written by another process; try again"
+    def _write(
+        self,
+        ids: Sequence[int],
+        origins: Sequence[int] = (),
+        minute: int | None = None,
+        n_used: int = 0,
+    ) -> bool:
+        """With the lock held: writes the new part of a text; False if there is none."""
+        text = self.put(ids, minute=minute, n_used=n_used, origins=origins)
+        if text is None:
+            return False
+        text.key = self._newest = self._newest + 1
+        numbers = (text.key, text.minute, n_used, text.parent, text.n_before)
+        self._file.execute(
+            "INSERT INTO texts VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*numbers, text.ids.astype("<i4").tobytes(), text.known_origins),
         )
+        return True
 
-    def _has_name(self) -> bool:
-        try:
-            info = self.path.stat()
-        except FileNotFoundError:
-            return False
-        return (info.st_dev, info.st_ino) == self._file.inode
+    def drop_all_but(self, texts: Sequence[RememberedText]) -> None:
+        """With the lock held: removes texts for room; the uses of those that stay count half."""
+        self._delete_all_but(texts)
+        self._file.execute("UPDATE texts SET n_used = n_used / 2")
 
-    def _write(self, ids: Sequence[int], **about: Any) -> None:
-        """With the lock held: writes the new part of a text; see entry_of() for the rest."""
-        entry = entry_of(self.index, ids, self.max_tokens, **about)
-        if not len(entry):
-            return
-        room = room_for(self.index, len(entry), self.max_tokens, is_due=self._has_holes_to_fill())
-        if room is not None:
-            self._replace(room.texts, room.capacity, ages=room.is_full)
-        self._file.publish(is_busy=True)
-        self.index.append(entry)
-        self._file.publish()
-
-    def _has_holes_to_fill(self) -> bool:
-        """Whether the file has holes to fill: writing into one on a full disk kills the process."""
-        if not self._file.has_holes:
-            return False
-        if self._reserves_room is None:
-            self._reserves_room = reserves_room(self._draft_name(), self.digest)
-        return self._reserves_room
+    def _delete_all_but(self, texts: Sequence[RememberedText]) -> None:
+        stay = {one.key for one in texts}
+        gone = [(one.key,) for one in self.held if one.key not in stay]
+        self._file.executemany("DELETE FROM texts WHERE key = ?", gone)
+        self._file.execute("UPDATE facts SET generation = generation + 1")
+        self._generation += 1
 
     # ---- for its owner
 
@@ -347,143 +411,68 @@ class Store:
     def take(self, texts: Iterable[RememberedText]) -> int:
         """Writes texts of other stores of the same vocabulary now, all or none."""
         with self.locked():
-            self._delete_left_behind()
-            limit, n_new = self.max_tokens, 0
-            known = self.texts()
-            n = sum(text.n_entry for text in known)
-            file, draft = self._drafted(known, min(max(2 * n, _FIRST_CAPACITY), limit), limit)
-            try:
-                for text in texts:
-                    entry = entry_of(
-                        file.index, text.ids.tolist(), limit, minute=text.minute,
-                        n_used=text.n_used, origins=text.origins.tolist(),
-                    )  # fmt: skip
-                    if not len(entry):
-                        continue
-                    room = room_for(file.index, len(entry), limit)
-                    if room is not None:
-                        smaller, its_name = file, draft
-                        file, draft = self._drafted(
-                            room.texts, room.capacity, limit, ages=room.is_full
-                        )
-                        its_name.unlink()
-                        smaller.close()
-                    file.index.append(entry)
-                    n_new += 1
-                file.publish()
-                if n_new:
-                    self._adopt(file, draft)
-                else:
-                    draft.unlink()
-                    file.close()
-            except BaseException:
-                draft.unlink(missing_ok=True)
-                file.close()
-                raise
-        return n_new
-
-    def texts(self) -> list[RememberedText]:
-        """All texts, the oldest first. The ids are views."""
-        self._file.refresh()
-        return list(texts_of(self.index))
+            return sum(
+                self._write(one.ids.tolist(), one.known_origins, one.minute, one.n_used)
+                for one in texts
+            )
 
     def keep(self, texts: Sequence[RememberedText], *, max_tokens: int | None = None) -> None:
         """With the lock held: reduces the store to these texts.
 
         What it held is overwritten on the disk.
         """
-        n_names = self.path.stat().st_nlink
-        if n_names > 1:
-            raise ArgumentError(
-                f"the draft memory {self.path} has {n_names} names (hard links), and what is "
-                "removed is overwritten under all of them: copy it with cp, and delete this name"
-            )
-        limit = self.max_tokens if max_tokens is None else max_tokens
-        n = sum(text.n_entry for text in texts)
-        self._replace(texts, min(max(n + n // 4, _FIRST_CAPACITY), limit), limit, erases=True)
+        if max_tokens is not None:
+            self.max_tokens = max_tokens
+            self._file.execute("UPDATE facts SET max_tokens = ?", (max_tokens,))
+        self._delete_all_but(texts)
+        self.replace(texts)
+        self._shrinks = True
+        # The pages before the change are in the journal: it stays until it is overwritten.
+        self._file.execute("PRAGMA journal_mode=PERSIST")
 
-    def _replace(
-        self,
-        texts: Sequence[RememberedText],
-        capacity: int,
-        max_tokens: int | None = None,
-        *,
-        ages: bool = False,
-        erases: bool = False,
-    ) -> None:
-        """With the lock held: a new file with these texts takes the name. The lock stays."""
-        limit = self.max_tokens if max_tokens is None else max_tokens
-        self._delete_left_behind()
-        self._adopt(*self._drafted(texts, capacity, limit, ages=ages), erases=erases)
-
-    def _delete_left_behind(self) -> None:
-        """With the lock held: erases and deletes the files of killed writers."""
-        for left in self.path.parent.glob(glob.escape(self.path.name) + ".*.new"):
-            if self._is_left_behind(left):
-                _erase(left)
-                left.unlink(missing_ok=True)
-
-    def _drafted(
-        self,
-        texts: Sequence[RememberedText],
-        capacity: int,
-        max_tokens: int,
-        *,
-        ages: bool = False,
-    ) -> tuple[StoreFile, Path]:
-        """With the lock held: creates a new file with these texts, and returns its current name."""
-        import fcntl
-
-        draft = self._draft_name()
-        number = create_file(draft, Facts(capacity, max_tokens, self.digest))
-        try:
-            file = StoreFile(number, self.path, is_writable=True)
-            with closed_on_failure(file):
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                fill(file.index, texts, ages=ages)
-                file.publish()
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        return file, draft
-
-    def _adopt(self, file: StoreFile, draft: Path, *, erases: bool = False) -> None:
-        """With the lock held: gives the store's name to a file of _drafted(), and opens it."""
-        try:
-            draft.replace(self.path)
-        except BaseException:
-            file.close()
-            draft.unlink(missing_ok=True)
-            raise
-        old, self._file = self._file, file
-        if erases:
-            old.erase()
-        old.close()
+    def _erase(self) -> None:
+        """Overwrites what was removed in the journal, and gives its room in the file back."""
+        run = self._file.execute
+        with contextlib.suppress(sqlite3.Error, OSError):
+            run("BEGIN EXCLUSIVE")  # nobody else has a journal now
+            try:
+                with Path(f"{self.path}-journal").open("r+b") as journal:
+                    journal.write(bytes(os.fstat(journal.fileno()).st_size))
+            finally:
+                run("COMMIT")
+            run("PRAGMA journal_mode=DELETE")
+            run("VACUUM")
 
     def delete_if_made(self) -> None:
         """Deletes the file if this object created it and nobody wrote to it since."""
-        if not self._is_made:
-            return
-        with contextlib.suppress(BusyError, OSError, ModelLoadError), self.locked():
-            if not self.index.n:
+        with contextlib.suppress(OSError, PyllamaSpecError):
+            if self._is_made and not self.texts():
+                self.close()
                 self.path.unlink()
-
-    def _is_left_behind(self, path: Path) -> bool:
-        """Whether a writer of this store was killed before it renamed this file."""
-        found = _DRAFT_NAME.fullmatch(path.name.removeprefix(self.path.name))
-        if found is None or path.is_symlink() or not path.is_file():
-            return False
-        pid = int(found[1])
-        if pid == os.getpid():
-            return path.stat().st_mtime < _STARTED
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):
-            pass
-        return False
 
     def close(self) -> None:
         """Releases the file. May be called twice."""
-        self._file.close()
+        if os.getpid() == self._pid:
+            self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
+
+def _is_locked(error: Exception) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+
+def _text(row: tuple[object, ...]) -> RememberedText | None:
+    """The text of a row; None for one that is damaged."""
+    *numbers, ids, origins = row
+    key, minute, n_used, parent, n_before = (one if isinstance(one, int) else 0 for one in numbers)
+    if not isinstance(ids, bytes) or not isinstance(origins, bytes) or len(ids) % 4 or not ids:
+        return None
+    tokens = np.frombuffer(ids, "<i4").astype(np.int32)
+    if int(tokens.min()) < 0:
+        return None
+    if len(origins) != len(tokens) or max(origins) > max(TokenOrigin):
+        origins = b""
+    return RememberedText(tokens, minute, n_used, origins, key, parent, n_before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,10 +20,6 @@ from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_LEAD_BYTES = MAX_MATCH * np.dtype(np.int32).itemsize
-
-
 # A store holds a conversation in parts: what a turn added, behind the MAX_MATCH tokens that lead on
 # to it. Where a turn goes on from the middle of a text, behind its whole question, the rest of that
 # text was taken back, as the thoughts of an answer are. Where it does within the question, two
@@ -40,26 +35,17 @@ def parents_of(texts: Sequence[RememberedText], chosen: set[int]) -> Parents:
     By its place the place of the text before and how many tokens of that count, the leading
     ones included; None for one that begins a conversation.
     """
-    leads = [text.ids[:MAX_MATCH].tobytes() for text in texts]
-    ends: dict[bytes, list[int]] = {}
-    for i, text in enumerate(texts):
-        if len(text.ids) > MAX_MATCH:
-            ends.setdefault(text.ids[-MAX_MATCH:].tobytes(), []).append(i)
-    first = _first_places(texts, set(leads))
+    places = {one.key: i for i, one in enumerate(texts)}
     parents: Parents = {}
     for i in sorted(chosen):
         at: int | None = i
         while at is not None and at not in parents:
-            # The newest conversation that ended so; else the first text that had it.
-            ended = ends.get(leads[at], [])
-            n_ended, known = bisect_left(ended, at), first.get(leads[at])
-            parents[at] = None
-            if n_ended:
-                parents[at] = ended[n_ended - 1], len(texts[ended[n_ended - 1]].ids)
-            elif known is not None and known[0] < at:
-                parents[at] = known
-            parent = parents[at]
-            at = None if parent is None else parent[0]
+            before = places.get(texts[at].parent)
+            # Of a forged file the numbers may be any.
+            is_before = before is not None and before < at and before >= 0
+            n = texts[at].n_before
+            parents[at] = (before, n) if before is not None and is_before else None
+            at = before if is_before else None
     return parents
 
 
@@ -100,31 +86,6 @@ def with_their_conversations(
         elif i in have_read or (i in found and is_before(i, end)):
             have_read.add(j)
     return set().union(*(parts[i] for i in found | have_read))
-
-
-def _first_places(
-    texts: Sequence[RememberedText], leads: set[bytes]
-) -> dict[bytes, tuple[int, int]]:
-    """The first text with each of some n-grams, and the number of its tokens up to the n-gram."""
-    whole = [lead for lead in leads if len(lead) == _LEAD_BYTES]
-    hashes = np.array([_hashes(np.frombuffer(lead, np.int32))[0] for lead in whole], np.uint64)
-    out: dict[bytes, tuple[int, int]] = {}
-    for i, text in enumerate(texts):
-        own_hashes = _hashes(text.ids)
-        for at in np.flatnonzero(np.isin(own_hashes, hashes)).tolist():
-            gram = text.ids[at : at + MAX_MATCH].tobytes()
-            if gram in leads:
-                out.setdefault(gram, (i, at + MAX_MATCH))
-    return out
-
-
-def _hashes(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-    """The hash of each n-gram of MAX_MATCH tokens."""
-    n = max(len(ids) - MAX_MATCH + 1, 0)
-    values, out = ids.astype(np.uint64), np.zeros(n, np.uint64)
-    for k in range(MAX_MATCH):
-        out = out * _FACTOR + values[k : k + n]
-    return out
 
 
 # A file's text is remembered in parts of so many tokens.
@@ -312,19 +273,16 @@ def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
 
     Of a conversation a store keeps each turn's new part, and of a file parts of PART_TOKENS.
     """
-    if not texts:
-        return []
     known = store.texts()
-    places = {one.at: i for i, one in enumerate(known)}
-    cut = {one.at + one.n_entry for one in known if len(one.ids) == PART_TOKENS}
-    parents = parents_of(known, {places[one.at] for one in texts})
+    places = {one.key: i for i, one in enumerate(known)}
+    parents = parents_of(known, {places[one.key] for one in texts})
 
-    def continues(text: RememberedText) -> bool:
-        """Whether the text starts with tokens from within an earlier text (see new_part())."""
-        parent = parents[places[text.at]]
-        return parent is not None and parent[1] > MAX_MATCH
+    def is_later(i: int) -> bool:
+        parent = parents[i]
+        continues = parent is not None and parent[1] > MAX_MATCH
+        return continues or (i > 0 and len(known[i - 1].ids) == PART_TOKENS)
 
-    return [one.at in cut or continues(one) for one in texts]
+    return [is_later(places[one.key]) for one in texts]
 
 
 def is_part(data: bytes, wanted: bytes) -> bool:
@@ -358,8 +316,7 @@ def borders_of(
         before = texts[j - 1]
         # If a part's beginning was known, only the rest is stored.
         is_part_of_file = len(before.ids) == PART_TOKENS or parents[j - 1] is not None
-        is_given = not len(before.packed_origins) and not len(text.packed_origins)
-        if is_part_of_file and is_given and before.at + before.n_entry == text.at:
+        if is_part_of_file and not before.known_origins and not text.known_origins:
             yield j - 1, j, len(before.ids), 0
 
 

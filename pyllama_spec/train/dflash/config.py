@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig, check_shares
+from pyllama_spec.options import option, with_default
+from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig
 
-WEIGHTS = ("decay", "dpace")
 # The most slots: more pay on no CPU, and no draft of ours is accepted that far.
 _MAX_BLOCK = 64
 # And with a Markov head none that the engine takes: its chain is unrolled in the graph.
@@ -34,18 +32,26 @@ class DFlashHeadConfig(HeadSettings):
             differently. None for True with a markov_rank.
     """
 
-    n_layer: int = 2
-    block_size: int = 4
-    causal: bool = False
-    markov_rank: int = 64
-    confidence: bool = False
+    # fmt: off
+    n_layer: int = option(2, low=1, cli="--layers", metavar="N", help="layers")
+    block_size: int = option(
+        4, low=2, cli="--block", metavar="N",
+        help="slots of a block, the known token's included",
+    )
+    causal: bool = option(False, cli="--causal", help="use causal attention within a block")
+    markov_rank: int = option(
+        64, low=0, cli="--markov", metavar="RANK",
+        help="rank of the Markov head, which reads the token before; 0: none",
+    )
+    confidence: bool = option(
+        False, cli="--confidence",
+        help="add a head that predicts each token's acceptance; needs --markov",
+    )
+    # fmt: on
     sample_from_anchor: bool | None = None
 
     def __post_init__(self) -> None:
         HeadSettings.__post_init__(self)
-        count(self.n_layer, "n_layer", 1)
-        count(self.block_size, "block_size", 2)
-        count(self.markov_rank, "markov_rank", 0)
         max_block = _MAX_CHAIN if self.markov_rank else _MAX_BLOCK
         if self.block_size > max_block:
             what = " with a markov_rank" if self.markov_rank else ""
@@ -83,20 +89,31 @@ class DFlashFitConfig(FitSettings):
             target's distribution.
     """
 
-    missed_share: float = 0.0
-    lr: float = 1e-3
-    anchor_share: float = 0.5
-    weights: str = "dpace"
-    dpace_alpha: float = 0.5
-    hard_share: float = 0.0
+    # fmt: off
+    missed_share: float = with_default(FitSettings, "missed_share", 0.0)
+    lr: float = with_default(FitSettings, "lr", 1e-3)
+    anchor_share: float = option(
+        0.5, low=0, high=1, cli="--anchor-share", metavar="SHARE",
+        help="share of positions at which training starts a block",
+    )
+    weights: str = option(
+        "dpace", choices=("decay", "dpace"), cli="--weights",
+        help="loss weights of depths: fixed, or by each depth's share in accepted tokens",
+    )
+    dpace_alpha: float = option(
+        0.5, low=0, high=1, cli="--dpace-alpha", metavar="A",
+        help="smoothing of the weights of dpace",
+    )
+    hard_share: float = option(
+        0.0, low=0, high=1, cli="--hard-share", metavar="SHARE",
+        help="share of the loss for the text's token instead of the target's distribution",
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
         FitSettings.__post_init__(self)
-        check_shares(self, "anchor_share", "dpace_alpha", "hard_share")
         if self.anchor_share == 0:
             raise ArgumentError("anchor_share=0 leaves nothing to learn from")
-        if self.weights not in WEIGHTS:
-            raise ArgumentError(f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +124,13 @@ class DFlashTrainConfig(RunConfig):
     """
 
     kind: ClassVar[str] = "dflash"
-    options: ClassVar[Mapping[str, str]] = {
-        "--layers": "head.n_layer",
-        "--block": "head.block_size",
-        "--markov": "head.markov_rank",
-        "--anchor-share": "fit.anchor_share",
-        "--weights": "fit.weights",
-        "--dpace-alpha": "fit.dpace_alpha",
-        "--hard-share": "fit.hard_share",
-        "--ngrams": "n_ngrams",
-    }
-    flags: ClassVar[Mapping[str, tuple[str, bool]]] = {
-        "--causal": ("head.causal", True),
-        "--confidence": ("head.confidence", True),
-        "--from-anchor": ("head.sample_from_anchor", True),
-        "--from-mask": ("head.sample_from_anchor", False),
-    }
 
     head: DFlashHeadConfig = field(default_factory=DFlashHeadConfig)
     fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)
-    export_type: str = "q8_0"
+    export_type: str = with_default(RunConfig, "export_type", "q8_0")
+
+    @property
+    def own_words(self) -> list[str]:
+        """See RunConfig."""
+        chosen = self.head.sample_from_anchor
+        return [] if chosen is None else ["--from-anchor" if chosen else "--from-mask"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pyllama_spec.engine.checks import count
+from pyllama_spec.options import option
 from pyllama_spec.train.config import N_NGRAMS, FitSettings, HeadSettings, RunConfig
 
 
@@ -38,11 +37,9 @@ class FitConfig(FitSettings):
         n_steps: the depth of the training-time test: how often the head's own row is fed back.
     """
 
-    n_steps: int = 4
-
-    def __post_init__(self) -> None:
-        FitSettings.__post_init__(self)
-        count(self.n_steps, "n_steps", 1)
+    n_steps: int = option(
+        4, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +50,14 @@ class Eagle3TrainConfig(RunConfig):
     """
 
     kind: ClassVar[str] = "eagle3"
-    options: ClassVar[Mapping[str, str]] = {"--steps": "fit.n_steps", "--ngrams": "n_ngrams"}
-    flags: ClassVar[Mapping[str, tuple[str, bool]]] = {"--plain": ("head.is_plain", True)}
 
     head: HeadConfig = field(default_factory=HeadConfig)
     fit: FitConfig = field(default_factory=FitConfig)
+
+    @property
+    def own_words(self) -> list[str]:
+        """See RunConfig."""
+        return ["--plain"] if self.head.is_plain else []
 
     @property
     def default_ngrams(self) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.options import option, with_default
 from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig
 
 # As many ids as a head that drafts over a part of the vocabulary chooses from
@@ -29,14 +28,17 @@ class MtpFitConfig(FitSettings):
             keeps all ids of the target.
     """
 
-    lr: float = 2e-4
-    n_steps: int = 3
-    n_loss_vocab: int = _N_LOSS_VOCAB
+    lr: float = with_default(FitSettings, "lr", 2e-4)
+    n_steps: int = option(
+        3, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
+    )
+    n_loss_vocab: int = option(
+        _N_LOSS_VOCAB, low=1, cli="--loss-vocab", metavar="N",
+        help="number of frequent tokens in losses and measurements",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         FitSettings.__post_init__(self)
-        count(self.n_steps, "n_steps", 1)
-        count(self.n_loss_vocab, "n_loss_vocab", 1)
         if self.train_output:
             raise ArgumentError(
                 "train_output=True: an MTP head uses its target's output matrix, which is not "
@@ -53,9 +55,6 @@ class MtpTrainConfig(RunConfig):
     """
 
     kind: ClassVar[str] = "mtp"
-    options: ClassVar[Mapping[str, str]] = {
-        "--steps": "fit.n_steps", "--loss-vocab": "fit.n_loss_vocab"
-    }  # fmt: skip
 
     fit: MtpFitConfig = field(default_factory=MtpFitConfig)
 

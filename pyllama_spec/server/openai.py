@@ -3,86 +3,52 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
-from pyllama_spec.server.api_errors import ApiError, openai_error
-from pyllama_spec.server.exchange import Exchange, Route, sse
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.exchange import Exchange, Route
 from pyllama_spec.server.keywords import beyond
-from pyllama_spec.server.served_model import ServedModel
-from pyllama_spec.server.service import Answer
+from pyllama_spec.server.models import ServedModel
+from pyllama_spec.server.service import Service, Shape
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
     Prompt,
     RerankRequest,
-    Sampling,
 )
 
-_DONE = sse("[DONE]")
+
+async def generate(exchange: Exchange, request: ChatRequest | CompletionRequest) -> Any:
+    """POST /v1/chat/completions and /v1/completions."""
+    return await exchange.generate(request, Shape())
 
 
-def error_event(error: ApiError) -> bytes:
-    """An error in the middle of a stream."""
-    return sse(openai_error(error))
+async def count_tokens(exchange: Exchange, request: ChatRequest) -> Any:
+    """POST /v1/chat/completions/input_tokens."""
+    n = await exchange.count_tokens(request)
+    return {"object": "response.input_tokens", "input_tokens": n}
 
 
-def late_error_of(request: Sampling) -> Callable[[ApiError], bytes] | None:
-    """The error format within a stream for a request, or None without a stream."""
-    return error_event if request.stream else None
-
-
-async def openai_events(answer: Answer) -> AsyncGenerator[bytes, None]:
-    """The chunks of an answer as events, and the end event."""
-    async with aclosing(answer.chunks()) as chunks:
-        async for chunk in chunks:
-            yield sse(chunk)
-    yield _DONE
-
-
-async def _respond(exchange: Exchange, answer: Answer, *, stream: bool) -> None:
-    if stream:
-        await exchange.send_events(openai_events(answer), error_event)
-    else:
-        await exchange.send_json(await exchange.watched(answer.whole()))
-
-
-async def chat_completions(exchange: Exchange) -> None:
-    """POST /v1/chat/completions."""
-    request = await exchange.read(ChatRequest)
-    service = await exchange.use(request.model, late_error=late_error_of(request))
-    answer = await exchange.prepared(service.chat, request)
-    await _respond(exchange, answer, stream=bool(request.stream))
-
-
-async def completions(exchange: Exchange) -> None:
-    """POST /v1/completions."""
-    request = await exchange.read(CompletionRequest)
-    service = await exchange.use(request.model, late_error=late_error_of(request))
-    answer = await exchange.prepared(service.complete, request)
-    await _respond(exchange, answer, stream=bool(request.stream))
-
-
-async def models(exchange: Exchange) -> None:
+async def models(exchange: Exchange, _: None) -> Any:
     """GET /v1/models: all models with states, the default first; adapters count as models."""
     default = exchange.models.find(None).model
     listed = sorted(exchange.models.all, key=lambda one: one is not default)
     shown = [_model(one, name) for one in listed for name in (None, *one.adapters)]
-    await exchange.send_json({"object": "list", "data": shown})
+    return {"object": "list", "data": shown}
 
 
-async def model(exchange: Exchange) -> None:
+async def model(exchange: Exchange, _: None) -> Any:
     """GET /v1/models/{name}."""
     name, only = exchange.request.path_params["name"], exchange.models.only
     if only is not None and name not in (only.name, *only.aliases):
         raise ApiError(404, f"there is no model {name!r:.100} here", "model_not_found", "model")
-    await exchange.send_json(_model(*exchange.models.find(name)))
+    return _model(*exchange.models.find(name))
 
 
 def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
@@ -109,29 +75,15 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
     return shown
 
 
-async def embeddings(exchange: Exchange) -> None:
+async def embeddings(exchange: Exchange, request: EmbeddingRequest) -> Any:
     """POST /v1/embeddings: a vector of length 1 for each text."""
-    request = await exchange.read(EmbeddingRequest)
-    service = await exchange.use(request.model, needs_base=True)
-    texts, most = await exchange.prepared(_texts, request.input), service.settings.max_inputs
-    if len(texts) > most:
-        raise beyond("input", f"has {len(texts)} entries", most)
-    if not texts:
-        raise ApiError(400, "input is empty: there is nothing to embed", "invalid_value", "input")
-    n_embd = service.llm.model.info.n_embd_out
-    if request.dimensions not in (None, n_embd):
-        raise ApiError(
-            400, f"dimensions={request.dimensions}: this model's vectors have {n_embd} numbers and "
-            "cannot be shortened: omit dimensions", "unsupported", "dimensions",
-        )  # fmt: skip
-
-    async def computed() -> tuple[list[list[float]], int]:
+    texts = await exchange.prepared(_texts, request.input)
+    async with exchange.model(request.model, needs_base=True) as service:
+        _check_embedding(request, texts, service)
         async with service.beside() as check:
-            return await service.in_thread(_vectors, service.llm, texts, check)
-
-    vectors, n_tokens = await exchange.watched(computed())
-    exchange.note["prompt_tokens"] = n_tokens
-    await exchange.send_json({
+            vectors, n_tokens = await service.in_thread(_vectors, service.llm, texts, check)
+    exchange.info.note["prompt_tokens"] = n_tokens
+    return {
         "object": "list",
         "data": [
             {"object": "embedding", "index": i, "embedding": _encoded(one, request)}
@@ -139,7 +91,20 @@ async def embeddings(exchange: Exchange) -> None:
         ],
         "model": request.model or service.name,
         "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-    })  # fmt: skip
+    }
+
+
+def _check_embedding(request: EmbeddingRequest, texts: list[Any], service: Service) -> None:
+    most, n_embd = service.settings.max_inputs, service.llm.model.info.n_embd_out
+    if len(texts) > most:
+        raise beyond("input", f"has {len(texts)} entries", most)
+    if not texts:
+        raise ApiError(400, "input is empty: there is nothing to embed", "invalid_value", "input")
+    if request.dimensions not in (None, n_embd):
+        raise ApiError(
+            400, f"dimensions={request.dimensions}: this model's vectors have {n_embd} numbers and "
+            "cannot be shortened: omit dimensions", "unsupported", "dimensions",
+        )  # fmt: skip
 
 
 def _texts(given: Prompt) -> list[str | list[int]]:
@@ -175,43 +140,37 @@ def _encoded(vector: list[float], request: EmbeddingRequest) -> Any:
     return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode("ascii")
 
 
-async def rerank(exchange: Exchange) -> None:
+async def rerank(exchange: Exchange, request: RerankRequest) -> Any:
     """POST /v1/rerank: the documents by their score for the query, best first."""
-    request = await exchange.read(RerankRequest)
-    service = await exchange.use(request.model, needs_base=True)
     given = request.texts if request.documents is None else request.documents
     if given is None:
         raise ApiError(
             400, "documents is missing: give a list of texts", "invalid_value", "documents"
         )
-    documents, most = [_document(one) for one in given], service.settings.max_inputs
-    if len(documents) > most:
-        raise beyond("documents", f"has {len(documents)} entries", most)
-
-    async def computed() -> list[float]:
+    documents = [_document(one) for one in given]
+    async with exchange.model(request.model, needs_base=True) as service:
+        if len(documents) > (most := service.settings.max_inputs):
+            raise beyond("documents", f"has {len(documents)} entries", most)
+        llm, query = service.llm, request.query
         async with service.beside() as check:
-            return await service.in_thread(_scores, service.llm, request.query, documents, check)
-
-    scores = await exchange.watched(computed())
+            scores = await service.in_thread(_scores, llm, query, documents, check)
+        is_counted = request.documents is not None
+        n_tokens = await service.in_thread(_n_tokens, llm, query, documents) if is_counted else 0
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     if request.top_n is not None:
         order = order[: max(request.top_n, 0)]
-    if request.documents is None:
-        shown: list[dict[str, Any]] = [{"index": i, "score": scores[i]} for i in order]
-        if request.return_text:
-            shown = [{**one, "text": documents[one["index"]]} for one in shown]
-        await exchange.send_json(shown)
-        return
+    if request.documents is None:  # the other published form
+        texts = [{"text": documents[i]} if request.return_text else {} for i in order]
+        return [{"index": i, "score": scores[i], **t} for i, t in zip(order, texts, strict=True)]
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
     if request.return_documents:
         results = [{**one, "document": {"text": documents[one["index"]]}} for one in results]
-    n_tokens = await service.in_thread(_n_tokens, service.llm, request.query, documents)
-    await exchange.send_json({
+    return {
         "object": "list",
         "model": request.model or service.name,
         "results": results,
         "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-    })  # fmt: skip
+    }
 
 
 def _document(given: str | dict[str, Any]) -> str:
@@ -242,14 +201,18 @@ def _n_tokens(llm: Llama, query: str, documents: list[str]) -> int:
 
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", chat_completions),
-    Route("POST", "/v1/completions", completions),
+    Route("POST", "/v1/chat/completions", generate, ChatRequest),
+    Route("POST", "/chat/completions", generate, ChatRequest),
+    Route("POST", "/v1/chat/completions/input_tokens", count_tokens, ChatRequest),
+    Route("POST", "/chat/completions/input_tokens", count_tokens, ChatRequest),
+    Route("POST", "/v1/completions", generate, CompletionRequest),
+    Route("POST", "/v1/embeddings", embeddings, EmbeddingRequest),
+    Route("POST", "/embeddings", embeddings, EmbeddingRequest),
+    Route("POST", "/v1/rerank", rerank, RerankRequest),
+    Route("POST", "/v1/reranking", rerank, RerankRequest),
+    Route("POST", "/rerank", rerank, RerankRequest),
+    Route("POST", "/reranking", rerank, RerankRequest),
     Route("GET", "/v1/models", models),
+    Route("GET", "/models", models),
     Route("GET", "/v1/models/{name:path}", model),
-    Route("POST", "/v1/embeddings", embeddings),
-    Route("POST", "/embeddings", embeddings),
-    Route("POST", "/v1/rerank", rerank),
-    Route("POST", "/v1/reranking", rerank),
-    Route("POST", "/rerank", rerank),
-    Route("POST", "/reranking", rerank),
 )

@@ -14,69 +14,63 @@ from pathlib import Path
 
 import numpy as np
 
-from pyllama_spec.convert.checkpoint_tensors import first_rows
-from pyllama_spec.convert.dflash.config import DflashConfig
-from pyllama_spec.convert.dflash.layout import Plan
-from pyllama_spec.convert.torch_files import read_torch_values
+from pyllama_spec.convert.draft import Source
+from pyllama_spec.convert.tensor_files import read_torch_values
 from pyllama_spec.errors import ConversionError, ModelLoadError
-from pyllama_spec.gguf.reader import GgufTensor, read_gguf
-from pyllama_spec.gguf.target import Target
+from pyllama_spec.gguf.reader import read_gguf
 from pyllama_spec.gguf.tensors import STORED, Floats, PlannedTensor, Raw, SourceTensor, to_float32
 from pyllama_spec.gguf.values import read_floats
 
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 MASK_FILE = "mask_embedding.pt"
 # ggml's numbers of the types that are copied as they are.
 _TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 
 
-def own_matrices(
-    config: DflashConfig,
-    plan: Plan,
-    folder: Path,
-    target: Target,
-    target_path: Path,
-    *,
+def with_own_matrices(
+    planned: list[PlannedTensor],
+    n_embd: int,
+    mask_token: int,
+    source: Source,
     is_scaled: bool,
-) -> tuple[list[PlannedTensor], list[str]]:
-    """Plans token_embd and output, as far as the file needs them; returns remarks for the user."""
-    mask = read_mask(folder / MASK_FILE, config) if (folder / MASK_FILE).exists() else None
-    embedding, output, notes = plan.embedding, plan.output, list[str]()
-    if mask is not None:
+    notes: list[str],
+) -> list[PlannedTensor]:
+    """The planned tensors, with token_embd and output first, as far as the file needs them."""
+    by_name = {tensor.name: tensor for tensor in planned}
+    embedding, output = by_name.pop(_EMBEDDING, None), by_name.pop(_OUTPUT, None)
+    path = source.checkpoint.folder / MASK_FILE
+    if path.exists():
+        mask = read_mask(path, mask_token, n_embd)
         if is_scaled:
             raise ConversionError(
                 f"{MASK_FILE}: whether the embedding's scale counts for it is not known"
             )
         if embedding is None:
             why = f"{MASK_FILE} has a vector for the mask token"
-            embedding = target_matrix(target_path, target, ("token_embd.weight",), why, notes)
-        embedding = with_row(embedding, config.mask_token, mask)
-    if embedding is None:
-        return ([] if output is None else [output]), notes
-    n_vocab = target.n_vocab
-    if output is None and plan.embedding is not None and config.is_tied:
-        output = first_rows("output.weight", plan.embedding, n_vocab)
-    elif output is None:
-        names = ("output.weight", "token_embd.weight")
+            embedding = _of_target(_EMBEDDING, source, (_EMBEDDING,), why, notes)
+        assert embedding.source is not None
+        embedding = replace(embedding, source=with_row(embedding.source, mask_token, mask))
+    if embedding is not None and output is None:
         why = "the draft has an embedding of its own and no output"
-        source = target_matrix(target_path, target, names, why, notes)
-        output = PlannedTensor("output.weight", source.shape, source)
-    return [first_rows("token_embd.weight", embedding, n_vocab), output], notes
+        output = _of_target(_OUTPUT, source, (_OUTPUT, _EMBEDDING), why, notes)
+    own = [tensor for tensor in (embedding, output) if tensor is not None]
+    return [*own, *by_name.values()]
 
 
-def read_mask(path: Path, config: DflashConfig) -> SourceTensor:
+def read_mask(path: Path, mask_token: int, n_embd: int) -> SourceTensor:
     """Reads the mask token's vector, `[n_embd]`: a lone tensor, or a dict with its token."""
     values = read_torch_values(path)
-    token = values.pop("mask_token_id", config.mask_token)
-    if isinstance(token, SourceTensor) or token != config.mask_token:
+    token = values.pop("mask_token_id", mask_token)
+    if isinstance(token, SourceTensor) or token != mask_token:
         raise ConversionError(
-            f"{path.name} is for the token {token}, and mask_token_id is {config.mask_token}"
+            f"{path.name} is for the token {token}, and mask_token_id is {mask_token}"
         )
     tensor = next(iter(values.values()), None)
     if len(values) != 1 or not isinstance(tensor, SourceTensor) or not tensor.is_float:
         raise ConversionError(f"{path.name} holds {sorted(values)}, and not one vector")
-    if math.prod(tensor.shape) != config.n_embd or tensor.shape[-1:] != (config.n_embd,):
+    if math.prod(tensor.shape) != n_embd or tensor.shape[-1:] != (n_embd,):
         raise ConversionError(
-            f"{path.name} has the shape {list(tensor.shape)}, not [{config.n_embd}], hidden_size"
+            f"{path.name} has the shape {list(tensor.shape)}, not [{n_embd}], hidden_size"
         )
     return tensor
 
@@ -103,10 +97,11 @@ def _as_stored(values: Floats, dtype: str) -> Raw:
     return stored
 
 
-def target_matrix(
-    path: Path, target: Target, names: tuple[str, ...], why: str, notes: list[str]
-) -> SourceTensor:
-    """Reads a matrix of the target's vocabulary, `[n_vocab, n_embd]`, from its GGUF."""
+def _of_target(
+    name: str, source: Source, names: tuple[str, ...], why: str, notes: list[str]
+) -> PlannedTensor:
+    """A matrix of the target's vocabulary, `[n_vocab, n_embd]`, by the first name that it has."""
+    path, target = source.target_path, source.target
     if path.is_dir():
         raise ConversionError(f"{why}: that needs matrices of the target; give its GGUF")
     try:
@@ -121,20 +116,17 @@ def target_matrix(
             f"{path.name} has {shape}; if the model is split, give the merged file"
         )
     notes.append(f"{why}: {tensor.name} of the target is copied into the file")
-    return _gguf_source(path, tensor, notes)
-
-
-def _gguf_source(path: Path, tensor: GgufTensor, notes: list[str]) -> SourceTensor:
-    dtype = _TYPES.get(tensor.type_id)
+    dtype, stored = _TYPES.get(tensor.type_id), tensor
     if dtype is None:
         notes.append(f"{tensor.name} of the target is quantised, and copied as F16")
 
     def read() -> Raw:
         try:
             if dtype is not None:
-                return np.memmap(path, STORED[dtype], "r", tensor.offset, tensor.shape)
-            return _as_stored(read_floats(path, tensor), "F16")
+                return np.memmap(path, STORED[dtype], "r", stored.offset, stored.shape)
+            return _as_stored(read_floats(path, stored), "F16")
         except (OSError, ValueError, ModelLoadError) as error:
-            raise ConversionError(f"{tensor.name} of {path.name}: {error}") from None
+            raise ConversionError(f"{stored.name} of {path.name}: {error}") from None
 
-    return SourceTensor(f"{tensor.name} of the target", dtype or "F16", tensor.shape, read)
+    copied = SourceTensor(f"{tensor.name} of the target", dtype or "F16", tensor.shape, read)
+    return PlannedTensor(name, tensor.shape, copied)

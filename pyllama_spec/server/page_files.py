@@ -8,15 +8,15 @@ from functools import cache, partial
 from pathlib import Path
 
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.exchange import Exchange, Route
+from pyllama_spec.server.exchange import Content, Exchange, Route
 
 FOLDER = Path(__file__).parent / "page"
 _INDEX = "index.html"
 _KINDS = {
-    ".html": b"text/html; charset=utf-8",
-    ".css": b"text/css; charset=utf-8",
-    ".js": b"text/javascript; charset=utf-8",
-    ".svg": b"image/svg+xml",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
 # Own files alone, none of them inline; no text can become markup or a script (Trusted Types), where
 # a browser knows them; and no other page may show this one in a frame.
@@ -45,7 +45,7 @@ class PageFile:
     """A file of the page."""
 
     raw: bytes
-    kind: bytes
+    kind: str
     etag: str
 
 
@@ -63,7 +63,7 @@ def page_files() -> dict[str, PageFile]:
     return files
 
 
-async def send_file(file: PageFile, exchange: Exchange) -> None:
+async def send_file(file: PageFile, exchange: Exchange, _: None) -> Content:
     """GET of a file: its content, or 304 if the browser has it."""
     if not exchange.serving.settings.has_page:
         raise ApiError(
@@ -71,12 +71,11 @@ async def send_file(file: PageFile, exchange: Exchange) -> None:
             option="has_page",
         )  # fmt: skip
     headers = {**_HEADERS, "etag": file.etag}
-    asked = (exchange.header("if-none-match") or "").split(",")
+    asked = (exchange.request.headers.get("if-none-match") or "").split(",")
     known = {one.strip().removeprefix("W/") for one in asked}
     if file.etag in known:
-        await exchange.send_bytes(b"", file.kind, 304, headers)
-    else:
-        await exchange.send_bytes(file.raw, file.kind, 200, headers)
+        return Content(b"", file.kind, 304, headers)
+    return Content(file.raw, file.kind, 200, headers)
 
 
 # Each knows its file: within another application the request's path has that one's place before it.

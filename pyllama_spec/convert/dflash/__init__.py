@@ -1,1 +1,0 @@
-"""DFlash, DFlash2 and DSpark checkpoints -> GGUF (docs/convert.md)."""

@@ -1,1 +1,0 @@
-"""EAGLE-3 checkpoints -> GGUF (docs/eagle3.md)."""

@@ -1,0 +1,244 @@
+"""A draft's tensors as a table: which tensor of a checkpoint becomes which of the GGUF."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import Ids, PlannedTensor, Rows, SourceTensor
+
+# Pattern of a checkpoint's name -> the name that most of them have.
+_NAMES = (
+    (re.compile(r"^model\."), ""),
+    (re.compile(r"^midlayer\."), "layers.0."),
+    (re.compile(r"^encoder\.fc\."), "fc."),
+    (re.compile(r"^encoder\.output_norm_enc\."), "hidden_norm."),
+    (re.compile(r"^confidence_proj\."), "confidence_head.proj."),
+    (re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$"), r"\1"),
+    (re.compile(r"\.self_attn\.(attention_sink_bias|sinks)(\.weight)?$"), ".self_attn.sinks"),
+)
+# Tensors that the engine computes itself, or that belong to training: buffers of
+# RoPE, and speculators' copies of the target's norm and output.
+_IGNORED = re.compile(
+    r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$|^verifier_(norm|lm_head)\.weight$"
+)
+# A name that only one kind of tensor has -> what is not supported.
+_REFUSED = (
+    (r"(^|\.)main_(proj|norm)\.|(^|\.)hc_(attn|ffn|head)", "a DSpark draft of DeepSeek-V4 stages"),
+    (r"(^|\.)mask_hidden$", "a P-EAGLE head, which drafts in parallel"),
+    (r"(^|\.)parallel_draft_heads\.", "an EAGLE-3 head with parallel Medusa heads"),
+    (r"(^|\.)medusa|^\d+\.\d+\.linear\.", "Medusa heads"),
+    (r"(^|\.)(kv_a_proj|q_a_proj|wq_a|wkv)", "a draft with multi-head latent attention (MLA)"),
+    (r"(^|\.)experts\.|(^|\.)mlp\.gate\.", "a draft with a mixture of experts"),
+    (r"(^|\.)mtp\.|(^|\.)(enorm|hnorm|eh_proj)\.", "a multi-token-prediction head"),
+    (r"(^|\.)pre_feedforward_layernorm\.", "a draft of Gemma-4 layers, whose logits are capped"),
+    (r"(^|\.)aux_hidden_norms\.|\.g_proj\.", "a DFlash draft of Laguna layers"),
+    (r"(^|\.)(prefix_gru|embed_proj)\.", "a Domino draft"),
+    (r"(^|\.)markov_head\.gate_proj\.", "a DSpark draft with a gated Markov head"),
+    (r"(^|\.)markov_head\.joint_proj\.", "a DSpark draft with a recurrent Markov head"),
+    (r"(^|\.)midlayer\.\d+\.", "a head with the names of LlamaForCausalLMEagle3Deep"),
+    (r"(^|\.)lora_[AB]\.", "a LoRA adapter; merge it into the draft first"),
+    (r"\.(qkv_proj|gate_up_proj)\.",
+     "several projections; give the checkpoint that has q_proj, k_proj, ... as separate tensors"),
+)  # fmt: skip
+
+
+class CheckpointTensors:
+    """The tensors of a checkpoint by the names that all layouts share; each is taken once."""
+
+    def __init__(self, tensors: Mapping[str, SourceTensor]) -> None:
+        for pattern, what in _REFUSED:
+            if odd := [name for name in tensors if re.search(pattern, name)]:
+                raise ConversionError(f"{min(odd)} is a tensor of {what}; that is not supported")
+        self._left: dict[str, SourceTensor] = {}
+        for name, tensor in tensors.items():
+            common = name
+            for renamed, instead in _NAMES:
+                common = renamed.sub(instead, common)
+            if _IGNORED.search(common):
+                continue
+            if common in self._left:
+                raise ConversionError(
+                    f"{name} and {self._left[common].name} are the same tensor by different names"
+                )
+            self._left[common] = tensor
+
+    def find(self, name: str) -> SourceTensor | None:
+        """The tensor if it was not taken yet; it is not taken by this."""
+        return self._left.get(name)
+
+    def matrix(self, name: str) -> tuple[int, ...]:
+        """The shape of a matrix that every draft of the kind has."""
+        tensor = self._left.get(name)
+        if tensor is None or len(tensor.shape) != 2:
+            raise ConversionError(f"the matrix {name} is missing: this is no draft of a known kind")
+        return tensor.shape
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names, of those not taken yet, in which the pattern occurs."""
+        return [name for name in self._left if re.search(pattern, name)]
+
+    def share(self, name: str, source: str) -> None:
+        """Lets a missing tensor be another one, if that exists."""
+        if name not in self._left and source in self._left:
+            self._left[name] = self._left[source]
+
+    def layers(self) -> set[int]:
+        """The numbers of the decoder layers that have tensors."""
+        return {int(name.split(".")[1]) for name in self.matching(r"^layers\.\d+\.")}
+
+    def check_layers(self, n_layer: int) -> None:
+        """Raises ConversionError when there are more or fewer layers than config.json says."""
+        if (present := self.layers()) != set(range(n_layer)):
+            raise ConversionError(
+                f"config.json says num_hidden_layers {n_layer}, the tensors are of the layers "
+                f"{sorted(present)}"
+            )
+
+    def take(self, name: str, shape: tuple[int, ...], why: str = "") -> SourceTensor:
+        """Takes the weights of this name, which must have this shape.
+
+        Args:
+            name: the common name.
+            shape: the shape.
+            why: why the tensor is needed, for the error.
+        """
+        tensor = self._left.pop(name, None)
+        if tensor is None:
+            needed = f": {why}" if why else ""
+            raise ConversionError(f"the tensor {name} {list(shape)} is missing{needed}")
+        if tensor.shape != shape:
+            raise ConversionError(
+                f"the tensor {tensor.name} has the shape {list(tensor.shape)}, not {list(shape)}"
+            )
+        if not tensor.is_float:
+            raise ConversionError(
+                f"the tensor {tensor.name} is {tensor.dtype}: it holds no weights"
+            )
+        return tensor
+
+    def take_ids(self, name: str) -> Ids | None:
+        """Takes the integers of this name; None if there are none."""
+        tensor = self._left.pop(name, None)
+        return None if tensor is None else tensor.integers()
+
+    def check_empty(self) -> None:
+        """Raises ConversionError if a tensor was not taken."""
+        if self._left:
+            rest = sorted((t.name, list(t.shape)) for t in self._left.values())
+            names = ", ".join(f"{name} {shape}" for name, shape in rest[:3])
+            more = f" and {len(rest) - 3} more" if len(rest) > 3 else ""
+            raise ConversionError(
+                f"the checkpoint has tensors that config.json does not explain: {names}{more}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor of the GGUF, or one for each layer where its names have "{i}".
+
+    Attributes:
+        name: the name in the GGUF.
+        source: the common name in the checkpoint.
+        shape: its sizes in the checkpoint: names in Facts.sizes, or numbers.
+        need: a name in Facts.needs; "" for a tensor that every draft has.
+        order: a name in Facts.orders: the order of its rows in the GGUF.
+        n_rows: a name in Facts.sizes: how many of its first rows the GGUF has; "" for all.
+    """
+
+    name: str
+    source: str
+    shape: str
+    need: str = ""
+    order: str = ""
+    n_rows: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The tensors of a kind of draft, in the GGUF's order.
+
+    Attributes:
+        outer: the tensors outside the decoder layers; "{i}" counts the target's layers.
+        layer: those of each decoder layer, which "{i}" counts.
+    """
+
+    outer: tuple[Row, ...]
+    layer: tuple[Row, ...]
+
+
+MLP = (
+    Row("blk.{i}.ffn_gate.weight", "layers.{i}.mlp.gate_proj.weight", "n_ff n_embd"),
+    Row("blk.{i}.ffn_up.weight", "layers.{i}.mlp.up_proj.weight", "n_ff n_embd"),
+    Row("blk.{i}.ffn_down.weight", "layers.{i}.mlp.down_proj.weight", "n_embd n_ff"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What config.json and the target say about the tensors of a table.
+
+    Attributes:
+        sizes: the sizes by name.
+        needs: by name, whether a tensor is needed: True; None for one that may be missing; False
+            for one that the draft cannot have; a str says why it is needed.
+        orders: orders of rows by name; a name that is missing keeps the checkpoint's.
+        made: tensors that no checkpoint holds, by their names in the GGUF.
+    """
+
+    sizes: Mapping[str, int]
+    needs: Mapping[str, bool | str | None] = field(default_factory=dict)
+    orders: Mapping[str, Rows] = field(default_factory=dict)
+    made: Mapping[str, PlannedTensor] = field(default_factory=dict)
+
+
+def plan_tensors(
+    table: Table, tensors: CheckpointTensors, layers: list[Facts], notes: list[str]
+) -> list[PlannedTensor]:
+    """Maps each tensor of the GGUF to its source; raises if one is missing or left.
+
+    Args:
+        table: the kind's table.
+        tensors: the tensors of the checkpoint.
+        layers: the facts of each decoder layer; those of the first one are also of the rest.
+        notes: remarks for the user are appended here.
+    """
+    first = layers[0]
+    planned: list[PlannedTensor] = []
+    for row in table.outer:
+        for i in range(first.sizes["n_target_layers"] if "{i}" in row.name else 1):
+            planned += _planned(row, i, tensors, first, notes)
+    for i, facts in enumerate(layers):
+        for row in table.layer:
+            planned += _planned(row, i, tensors, facts, notes)
+    tensors.check_empty()
+    return planned
+
+
+def _planned(
+    row: Row, i: int, tensors: CheckpointTensors, facts: Facts, notes: list[str]
+) -> Iterator[PlannedTensor]:
+    name, source = row.name.format(i=i), row.source.format(i=i)
+    if name in facts.made:
+        yield facts.made[name]
+        return
+    need = facts.needs[row.need] if row.need else True
+    if need is False or (need is None and tensors.find(source) is None):
+        return
+    shape = tuple(int(n) if n.isdigit() else facts.sizes[n] for n in row.shape.split())
+    tensor = tensors.take(source, shape, need if isinstance(need, str) else "")
+    n_rows, rows = shape[0], facts.orders.get(row.order)
+    if row.n_rows and n_rows != facts.sizes[row.n_rows]:
+        n_rows = facts.sizes[row.n_rows]
+        if shape[0] < n_rows:
+            raise ConversionError(
+                f"{tensor.name} has {shape[0]} rows, fewer than the target's {n_rows} tokens; is "
+                "this the target that the draft was made for?"
+            )
+        notes.append(f"{tensor.name} is cut from {shape[0]} to the target's {n_rows} rows")
+        rows = np.arange(n_rows)
+    yield PlannedTensor(name, (n_rows, *shape[1:]), tensor, rows)

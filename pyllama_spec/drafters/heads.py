@@ -1,0 +1,255 @@
+"""The drafter that runs a head of any kind (kinds.py), and a class for each kind of today."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pyllama_spec.drafters.base import DraftRequest
+from pyllama_spec.drafters.kinds import DFLASH, EAGLE3, MTP, HeadKind
+from pyllama_spec.drafters.model_drafter import ModelDrafter, head_share, note_of_few_bits
+from pyllama_spec.drafters.options import FileOptions
+from pyllama_spec.drafters.output_part import reduced_output
+from pyllama_spec.drafters.row_memory import BlockMemory, HeadsMemory, RowMemory
+from pyllama_spec.engine.closeable import closed_on_failure
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.model import HEAD_ROWS, Model
+from pyllama_spec.engine.model_info import DraftBlock
+from pyllama_spec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# The engine's limit of a context.
+_MAX_SEQUENCES = 256
+
+
+class Head(ModelDrafter[RowMemory | HeadsMemory]):
+    """Drafts with a head that reads the target's rows: in a chain, or a block at a time.
+
+    Attributes:
+        kind: the kind of the head.
+        block: the layout of its blocks; None for a head that drafts in a chain.
+    """
+
+    kind: HeadKind
+    block: DraftBlock | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        kind = cls.kind
+        cls.name, cls.title = kind.name, kind.title
+        cls.lengths = (kind.max_draft, kind.max_adaptive)
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str] | None,
+        max_draft: int | None = None,
+        **options: Unpack[FileOptions],
+    ) -> None:
+        super().__init__(model, max_draft, **options)
+        if self._model is not None:
+            self.block = self._model.draft_block
+        if self.block is not None:
+            self.is_stepwise = False
+            self.max_draft = min(self.max_draft, self.block.max_draft)
+
+    def why_not(self, model: Model) -> str:
+        """The reason why a model is no head of this kind; "" if it is one."""
+        arch = model.info.arch
+        return "" if arch == self.kind.arch else f"is of kind {arch!r}, not {self.kind.title}"
+
+    def can_draft(self, request: DraftRequest) -> bool:
+        """Whether tokens are requested, and the draft has the pending one.
+
+        A block's draft may lack the target's last ids: nothing is guessed after one.
+        """
+        has_last = self.block is None or request.tokens[-1] < self.model.info.n_vocab
+        return has_last and super().can_draft(request)
+
+    def open_memory(self, target: Context) -> RowMemory | HeadsMemory:
+        """Opens room for the rows that the head reads, and for guesses after them."""
+        params, block, is_targets = target.params, self.block, not self.kind.arch
+        n_heads = max(self.model.info.n_heads, 1)
+        self._check_room(params.n_seq_max, n_heads)
+        n_window = target.n_ctx_seq
+        if block is not None and block.n_window is not None:
+            # An eighth is forgotten at a time, and a window still remains.
+            n_window = min(n_window, -(-block.n_window * 8 // 7) + 8)
+        n_window = min(self._n_ctx or n_window, n_window)
+        n_outputs = params.n_seq_max * (n_heads if block is None else block.n_slots)
+        context = self.open_context(
+            target, n_window, self.max_draft if block is None else block.n_slots,
+            max(min(params.n_batch, params.n_ubatch), n_outputs), n_outputs,
+            n_lanes=n_heads, is_head=is_targets,
+        )  # fmt: skip
+        with closed_on_failure(context):
+            memory = self._memory_in(context, n_window, n_window < target.n_ctx_seq)
+            self._draft_ids = reduced_output(context, self._n_output, target.model, memory.try_step)
+        if block is None:
+            n_choices = self._draft_ids.n_slots if self._draft_ids else None
+            self.step_share = head_share(self.model, target.model, n_choices)
+        return memory
+
+    def _memory_in(
+        self, context: Context, n_window: int, is_short: bool
+    ) -> RowMemory | HeadsMemory:
+        kind, n_features, n_heads = self.kind, self._n_features, self.model.info.n_heads
+        if self.block is not None:
+            return BlockMemory(context, kind, n_features, n_window, self.block)
+        n_hidden = self.model.info.n_embd if kind.arch else n_features
+        if n_heads > 1:
+            return HeadsMemory(
+                context, kind, n_features, n_window, n_hidden=n_hidden, is_short=is_short,
+                n_heads=n_heads,
+            )  # fmt: skip
+        return RowMemory(context, kind, n_features, n_window, n_hidden=n_hidden, is_short=is_short)
+
+    def _check_room(self, n_seqs: int, n_heads: int) -> None:
+        if n_heads > 1 and n_seqs * n_heads > _MAX_SEQUENCES:
+            raise ArgumentError(
+                f"{n_seqs} sequences with {n_heads} MTP heads each are more than the engine's "
+                f"{_MAX_SEQUENCES}; {_MAX_SEQUENCES // n_heads} sequences are possible"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """The head's file, sizes, target layers and block length."""
+        block = {} if self.block is None else {"block_size": self.block.n_slots}
+        return {**super().describe(), **block}
+
+
+class Eagle3(Head):
+    """Drafts with an EAGLE-3 head, in a chain.
+
+    Args:
+        model: the head, or the path of its GGUF (docs/eagle3.md).
+        max_draft: the maximum number of tokens of a draft, 4 by default.
+        options: see FileOptions.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: the file is not an EAGLE-3 head, or a number is out of range.
+    """
+
+    kind = EAGLE3
+
+
+class DFlash(Head):
+    """Drafts a block at a time with a DFlash draft; the file tells DFlash2 and DSpark.
+
+    Args:
+        model: the draft, or the path of its GGUF (docs/dflash.md).
+        max_draft: the maximum number of tokens of a draft, 15 by default. It never has more than a
+            block in training.
+        options: see FileOptions.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: the file is not a DFlash draft, or a number is out of range.
+
+    Attributes:
+        block: the layout of its blocks.
+    """
+
+    kind = DFLASH
+    block: DraftBlock
+
+
+class Mtp(Head):
+    """Drafts with the MTP heads of the target's own file, in a chain.
+
+    Args:
+        model: None for the target's own head, which has to be loaded with load_mtp=True; or a file
+            with the head of such a target, with the same embedding and output.
+        max_draft: the maximum number of tokens of a draft, 3 by default. If the file has several
+            heads, each drafts one token, and check() lowers max_draft to their number.
+        options: see FileOptions.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: the file has no head that this version knows, or a number is out of range.
+    """
+
+    kind = MTP
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str] | None = None,
+        max_draft: int | None = None,
+        **options: Unpack[FileOptions],
+    ) -> None:
+        super().__init__(model, max_draft, **options)
+        self.wants_head = model is None
+        self._max_draft = self.max_draft
+
+    def load(self, path: Any, **how: Any) -> Model:
+        """Loads a head's file."""
+        return Model(path, load_mtp=True, **how)
+
+    def why_not(self, model: Model) -> str:
+        """The reason why a model has no head to draft with; "" if it has one."""
+        return "" if model.info.has_head else why_no_head(model)
+
+    def layers_read(self) -> tuple[int, ...]:
+        """The row that the target's graph has for its head."""
+        return (HEAD_ROWS,)
+
+    def check(self, target: Model) -> None:
+        """Raises unless the target has a head, or this head was made for it.
+
+        From here on max_draft is known: of several heads each drafts one token, and buffers, bounds
+        and costs depend on it before attach(). With copies beside the heads they depend on the
+        given one, since a copy may be longer than what the heads draft.
+        """
+        if not self.wants_head:
+            super().check(target)
+        elif not target.info.has_head:
+            raise ArgumentError(f'draft="mtp": {target.path.name} {why_no_head(target)}')
+        n_heads = (target if self.wants_head else self.model).info.n_heads
+        self.max_draft = self._max_draft if n_heads == 1 else min(self._max_draft, n_heads)
+
+    def attach(self, target: Context) -> None:
+        """Opens the head's context, which shares the target's threads."""
+        if self.wants_head and isinstance(target, Context):
+            self.check(target.model)
+            self._model = target.model
+        super().attach(target)
+        weights = self.model.head_weights
+        if weights is not None:
+            less = "the head may be right less often than it was trained to be"
+            self.add_note(note_of_few_bits("the head", weights.type, weights.bits, less))
+
+    def describe(self) -> dict[str, Any]:
+        """The head's file, sizes and devices; {} for a target's head before attach()."""
+        if self._model is None:
+            return {}
+        weights = self._model.head_weights
+        return {
+            **super().describe(),
+            "size_bytes": weights.n_bytes if weights else 0,
+            "weights": weights.type if weights else "",
+            "n_layer": self._model.info.n_heads,
+            "target_layers": [],
+            "reads": "the rows that the target's graph has for its MTP head",
+        }
+
+
+_INSTEAD = 'give a draft\'s file, or draft="suffix"'
+
+
+def why_no_head(model: Model) -> str:
+    """The reason why a model cannot draft with its own head, as the end of a sentence."""
+    info = model.info
+    if not info.n_heads:
+        return f"({info.arch}) has no MTP head; {_INSTEAD}"
+    try:
+        model.check_draft_of(model)
+    except ArgumentError as error:
+        return f"cannot draft for itself: {str(error).partition(': ')[2]}; {_INSTEAD}"
+    return f"was opened without its MTP head; {_INSTEAD}"
+
+
+def head_class(kind: HeadKind) -> type[Head]:
+    """The drafter of a kind: its own class, or one made of its entry."""
+    own = {EAGLE3: Eagle3, DFLASH: DFlash, MTP: Mtp}
+    return own.get(kind) or type(kind.name, (Head,), {"kind": kind})

@@ -1,0 +1,391 @@
+"""Anthropic's messages: their requests as chat requests, and answers in their form.
+
+Shapes: https://platform.claude.com/docs/en/api/messages. Fields without meaning here, such as
+cache_control or service_tier, and unknown fields of newer clients have no effect. The usage counts
+as in Anthropic's API: `input_tokens` are the computed ones, and `cache_read_input_tokens` those
+from the prefix cache.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.dialect import (
+    BlockShape,
+    DialectRequest,
+    Kinds,
+    Part,
+    Turns,
+    own_figures,
+    part_of,
+    text_part,
+)
+from pyllama_spec.server.exchange import REQUEST_ID, Exchange, Route
+from pyllama_spec.server.keywords import check_values
+from pyllama_spec.server.service import Event, Service, Thoughts
+from pyllama_spec.server.shapes import ChatRequest, Json, Texts
+
+# Fields that would change the answer and are not supported.
+_REFUSED = {
+    "container": "there are no containers; leave it out",
+    "mcp_servers": "let the client call the servers, and offer their tools in `tools`",
+}
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
+# One coding agent stamps each of its requests in its system prompt: no two of them would begin
+# with the same tokens, and nothing could be read from the prefix cache.
+_STAMP = re.compile(r"(\Ax-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-fA-F]+(?=;)")
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
+
+
+# The fields that blocks of a message need, and other objects by their type.
+_BLOCKS: Kinds = {
+    "text": ("text",), "document": ("source",), "search_result": ("title", "source"),
+    "thinking": ("thinking",), "redacted_thinking": (), "tool_use": ("id", "name"),
+    "tool_result": ("tool_use_id",),
+}  # fmt: skip
+_SOURCES: Kinds = {"text": ("data",), "content": ()}
+_CHOICES: Kinds = {"auto": (), "none": (), "any": (), "tool": ("name",)}
+_THINKING: Kinds = {
+    "enabled": ("budget_tokens",), "disabled": (), "adaptive": (), "between_tools": ()
+}  # fmt: skip
+
+
+# ---- requests
+
+
+class MessagesRequest(DialectRequest, kw_only=True):
+    """The body of /v1/messages."""
+
+    messages: list[Any]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    system: str | list[Any] | None = None
+    stop_sequences: Texts | None = None
+    metadata: Json | None = None
+    tools: list[Any] | None = None
+    tool_choice: Json | None = None
+    thinking: Json | None = None
+    output_config: Json | None = None
+    container: Any = None
+    mcp_servers: Any = None
+
+
+def chat_request(body: MessagesRequest, thoughts: Thoughts) -> ChatRequest:
+    """The equivalent chat request.
+
+    A last message of the assistant begins the answer. The request's `thinking` applies if the
+    model's template marks thoughts, and is ignored otherwise.
+    """
+    body.refuse(_REFUSED)
+    chat = ChatRequest(messages=_messages(body), **body.options())
+    if chat.messages[-1]["role"] == "assistant":
+        if chat.messages[-1].get("tool_calls"):
+            raise ArgumentError(
+                "the last message calls tools: give their results in a message of the user"
+            )
+        chat.continue_final_message = True
+    chat.stop = body.stop_sequences or None
+    user = (body.metadata or {}).get("user_id")
+    chat.user = user if isinstance(user, str) else None
+    chat.tools = [_tool(t, f"tools[{i}]") for i, t in enumerate(body.tools or ())] or None
+    if body.tool_choice is not None:
+        choice = part_of(body.tool_choice, "tool_choice", _CHOICES)
+        chat.tool_choice = "required" if choice.type == "any" else choice.type
+        if choice.type == "tool":
+            chat.tool_choice = {"type": "function", "function": {"name": choice.name}}
+        if choice.disable_parallel_tool_use:
+            chat.parallel_tool_calls = False
+    _set_form(chat, body.output_config or {}, thoughts)
+    if body.thinking is not None:
+        thinking = part_of(body.thinking, "thinking", _THINKING)
+        if thinking.type == "disabled":
+            chat.reasoning_effort = "none"
+        elif thoughts.are_marked and thinking.budget_tokens is not None:
+            chat.thinking_token_budget = thinking.budget_tokens
+    return chat
+
+
+def _messages(body: MessagesRequest) -> list[Json]:
+    if not body.messages:
+        raise ArgumentError("messages is empty: there is nothing to answer")
+    turns = Turns()
+    system = "".join(_STAMP.sub(r"\g<1>00000", text) for text in _texts(body.system, "system"))
+    if system:
+        turns.turn("system")["content"].append(text_part(system))
+    for i, given in enumerate(body.messages):
+        place = f"messages[{i}]"
+        message = part_of(given, place, {"message": ("role",)}, "message")
+        blocks = _blocks(message.content, f"{place}.content")
+        if message.role == "user":
+            _add_user(blocks, turns)
+        elif message.role == "assistant":
+            _add_assistant(blocks, turns)
+        elif message.role == "system":
+            turns.turn("system")["content"] += [text_part(_text(*one)) for one in blocks]
+        else:
+            raise ArgumentError(
+                f"{place}.role is {message.role!r:.60}; expected user, assistant or system"
+            )
+    return turns.joined()
+
+
+def _blocks(content: str | list[Any] | None, place: str) -> list[tuple[Part, str]]:
+    """The blocks of a content, each with its place; a text becomes one block."""
+    if isinstance(content, str):
+        return [(Part("text", text=content), place)]
+    places = [f"{place}[{i}]" for i in range(len(content or ()))]
+    return [
+        (part_of(given, where, _BLOCKS, remedy="give text"), where)
+        for given, where in zip(content or (), places, strict=True)
+    ]
+
+
+def _texts(content: str | list[Any] | None, place: str) -> list[str]:
+    return [_text(*one) for one in _blocks(content, place)]
+
+
+def _text(block: Part, place: str) -> str:
+    """A block as text, if it can be written as text."""
+    if block.type == "text":
+        return block.text or ""
+    if block.type == "search_result":
+        text = "".join(_texts(block.content, f"{place}.content"))
+        return f"{block.title}\n{block.source}\n{text}\n"
+    if block.type != "document":
+        raise UnsupportedError(f"{place}: type {block.type!r} is not supported here; give text")
+    remedy = "give the document's text, as a text source"
+    source = part_of(block.source, f"{place}.source", _SOURCES, remedy=remedy)
+    text = source.data or "".join(_texts(source.content, f"{place}.source.content"))
+    return "".join(f"{head}\n" for head in (block.title, block.context) if head) + text
+
+
+def _add_user(blocks: list[tuple[Part, str]], turns: Turns) -> None:
+    """Adds a user message; tool results come first, after the calls they answer."""
+    others = []
+    for block, place in blocks:
+        if block.type == "tool_result":
+            text = "".join(_texts(block.content, f"{place}.content"))
+            turns.add_result(block.tool_use_id, text)
+        else:
+            others.append(text_part(_text(block, place)))
+    if others or not blocks:
+        turns.turn("user")["content"] += others
+
+
+def _add_assistant(blocks: list[tuple[Part, str]], turns: Turns) -> None:
+    turn = turns.turn("assistant")
+    for block, place in blocks:
+        if block.type == "thinking":
+            turns.add_thought(turn, block.thinking or "")
+        elif block.type == "tool_use":
+            arguments = json.dumps(block.input or {}, ensure_ascii=False)
+            turns.add_call(turn, block.id, block.name, arguments)
+        elif block.type != "redacted_thinking":  # of another service, which alone can read it
+            turn["content"].append(text_part(_text(block, place)))
+
+
+def _tool(given: Any, place: str) -> Json:
+    remedy = "describe it as a tool with an input_schema, and let the client run it"
+    tool = part_of(given, place, {"custom": ("name", "input_schema")}, "custom", remedy)
+    function: Json = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _set_form(chat: ChatRequest, config: Json, thoughts: Thoughts) -> None:
+    if config.get("format") is not None:
+        place = "output_config.format"
+        form = part_of(config["format"], place, {"json_schema": ("schema",)})
+        schema = {"name": "answer", "schema": form.schema, "strict": True}
+        chat.response_format = {"type": "json_schema", "json_schema": schema}
+    effort = config.get("effort")
+    if effort is not None and effort not in _EFFORTS:
+        raise ArgumentError(
+            f"output_config.effort is {effort!r:.60}; expected {', '.join(_EFFORTS)}"
+        )
+    if effort is not None and thoughts.take_effort:
+        chat.reasoning_effort = _EFFORTS[effort]
+
+
+# ---- answers
+
+
+def error_form(error: ApiError) -> Json:
+    """The body of an error."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "type": "error",
+        "error": {"type": _ERRORS.get(error.status, other), "message": error.message},
+        "request_id": error.request_id,
+    }
+
+
+class MessageShape(BlockShape):
+    """A chat completion as a message, whole or in events."""
+
+    prefix = "msg"
+
+    def __init__(self, *, shows_thoughts: bool = True) -> None:
+        super().__init__()
+        self._shows_thoughts = shows_thoughts
+
+    def whole(self, answer: Json) -> Json:
+        """See Shape."""
+        choice = answer["choices"][0]
+        said = choice["message"]
+        content: list[Json] = []
+        thought = said.get("reasoning_content")
+        if thought:
+            thought = thought if self._shows_thoughts else ""
+            content.append({"type": "thinking", "thinking": thought, "signature": ""})
+        calls = said.get("tool_calls") or []
+        if said.get("content") or not (content or calls):
+            content.append(text_part(said.get("content") or ""))
+        for call in calls:
+            function = call["function"]
+            arguments = _input(function["arguments"])
+            content.append(_call_block(call["id"], function["name"], arguments))
+        return {
+            **self._head(answer),
+            "content": content,
+            **_stop(choice),
+            "usage": _usage(answer.get("usage")),
+            **own_figures(answer),
+        }
+
+    def failed(self, error: ApiError) -> Iterator[Event]:
+        """See Shape."""
+        self._is_over = True
+        yield "error", error_form(error)
+
+    def _begin(self) -> Iterator[Event]:
+        usage = {**_usage(self._usage), "output_tokens": 0}
+        head = {**self._head(self._answer), "content": [], "usage": usage}
+        yield _event("message_start", message={**head, "stop_reason": None, "stop_sequence": None})
+
+    def _opened(self, kind: str | int, call_id: str, name: str) -> Iterator[Event]:
+        block = _call_block(call_id, name, {})
+        if kind == "thought":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif kind == "text":
+            block = text_part("")
+        yield _event("content_block_start", index=self._n_blocks - 1, content_block=block)
+
+    def _thought(self, text: str) -> Iterator[Event]:
+        if self._shows_thoughts:
+            yield self._delta("thinking_delta", thinking=text)
+
+    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]:
+        yield self._delta("text_delta", text=text)
+
+    def _arguments(self, text: str) -> Iterator[Event]:
+        yield self._delta("input_json_delta", partial_json=text)
+
+    def _close(self) -> Iterator[Event]:
+        if self._open is None:
+            return
+        if self._open == "thought":  # clients wait for it; no one checks it
+            yield self._delta("signature_delta", signature="")
+        self._open = None
+        yield _event("content_block_stop", index=self._n_blocks - 1)
+
+    def _finish(self) -> Iterator[Event]:
+        yield from self._close()
+        usage = _usage(self._usage)
+        yield _event("message_delta", delta=_stop(self._end), usage=usage, **self._figures)
+        yield _event("message_stop")
+
+    def _delta(self, kind: str, **fields: str) -> Event:
+        delta = {"type": kind, **fields}
+        return _event("content_block_delta", index=self._n_blocks - 1, delta=delta)
+
+    def _head(self, answer: Json) -> Json:
+        shown, model = self.shown_id(str(answer["id"])), answer["model"]
+        return {"id": shown, "type": "message", "role": "assistant", "model": model}
+
+
+def _event(name: str, **fields: Any) -> Event:
+    return name, {"type": name, **fields}
+
+
+def _stop(choice: Json) -> Json:
+    """The stop reason: names a stop string, and no end token."""
+    reason, by = choice.get("finish_reason"), choice.get("stop_reason")
+    if reason == "stop" and isinstance(by, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": by}
+    return {"stop_reason": _STOPS.get(str(reason), "end_turn"), "stop_sequence": None}
+
+
+def _usage(usage: Json | None) -> Json:
+    usage = usage or {}
+    details = usage.get("prompt_tokens_details") or {}
+    n_cached = details.get("cached_tokens") or 0
+    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    return {
+        "input_tokens": max(0, (usage.get("prompt_tokens") or 0) - n_cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_cached,
+        "output_tokens": usage.get("completion_tokens") or 0,
+        **({} if thought is None else {"output_tokens_details": {"thinking_tokens": thought}}),
+    }
+
+
+def _call_block(call_id: str, name: str, arguments: Json) -> Json:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def _input(arguments: str) -> Json:
+    """The arguments of a call as an object; empty if they were cut, as stop_reason then says."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# ---- endpoints
+
+
+def _to_chat(body: MessagesRequest, service: Service) -> ChatRequest:
+    service.check_n_messages("messages", body.messages)
+    check_values([body.messages, body.system, body.tools])
+    return chat_request(body, service.thoughts)
+
+
+async def messages(exchange: Exchange, body: MessagesRequest) -> Any:
+    """POST /v1/messages."""
+    shows = (body.thinking or {}).get("display") != "omitted"
+    return await exchange.generate(body, MessageShape(shows_thoughts=shows), _to_chat)
+
+
+async def count_tokens(exchange: Exchange, body: MessagesRequest) -> Any:
+    """POST /v1/messages/count_tokens."""
+    return {"input_tokens": await exchange.count_tokens(body, _to_chat)}
+
+
+_route = partial(
+    Route, body=MessagesRequest, error_form=error_form, id_headers=(*REQUEST_ID, "Request-Id")
+)
+ROUTES = (
+    _route("POST", "/v1/messages", messages),
+    _route("POST", "/v1/messages/count_tokens", count_tokens),
+)

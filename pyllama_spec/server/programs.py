@@ -1,0 +1,347 @@
+"""Programs that serve under another server's options: how they read them, and how they run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyllama_spec._version import __version__
+from pyllama_spec.engine import engine_version
+from pyllama_spec.errors import ArgumentError, Face, PyllamaSpecError, UnsupportedError
+from pyllama_spec.files import check_no_pipe
+from pyllama_spec.llama import Llama
+from pyllama_spec.options import Option, options_of
+from pyllama_spec.server.keys import keys_of, notes_of, reader_of
+from pyllama_spec.server.settings import LOOPBACK, ServerSettings, hosts_for
+from pyllama_spec.terminal import dim
+
+if TYPE_CHECKING:
+    from pyllama_spec.server.model_list import ModelList
+    from pyllama_spec.server.process import Listening
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of another server, and an option that it sets.
+
+    Attributes:
+        names: its spellings.
+        option: the option.
+        variable: the environment variable that sets it where no flag does; "" for none.
+        value: what a flag without a value sets; None for one with a value.
+        takes_many: whether all words up to the next flag are its values.
+
+    """
+
+    names: tuple[str, ...]
+    option: Option
+    variable: str = ""
+    value: bool | None = None
+    takes_many: bool = False
+
+
+def flags_of(*tables: type) -> list[Flag]:
+    """llama-server's flags of the options of some tables."""
+    found = []
+    for one in (one for table in tables for one in options_of(table).values()):
+        on = True if one.kind == "bool" and not one.words else None
+        for names, variable, value in (
+            (one.server, one.variable, on), (one.server_off, one.variable_off, False),
+        ):  # fmt: skip
+            if names:
+                named = f"LLAMA_{variable}" if variable else ""
+                found.append(Flag(tuple(names.split()), one, named, value))
+    return found
+
+
+@dataclass(slots=True)
+class Given:
+    """What a command line and the environment set: values by option, and where each is from."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    idle: list[str] = field(default_factory=list)
+
+
+def read(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    flags: Sequence[Flag],
+    is_idle: Callable[[str], bool] = lambda _: False,
+) -> tuple[Given, Given]:
+    """Reads a command line without the program, and the environment.
+
+    Args:
+        words: the command line.
+        environment: the environment's variables.
+        flags: the known flags.
+        is_idle: whether another flag has no effect; it is listed then.
+
+    Raises:
+        ArgumentError: names all that is unknown or malformed.
+
+    """
+    known = {spelt(name): flag for flag in flags for name in flag.names}
+    given, wrong, refused = Given(), list[str](), list[str]()
+    left = list(words)[::-1]
+    while left:
+        word, is_, text = left.pop().partition("=")
+        flag = known.get(spelt(word))
+        if flag is None:
+            (given.idle if is_idle(spelt(word)) else refused).append(word)
+            while left and (not left[-1].startswith("-") or left[-1][1:2].isdigit()):
+                left.pop()  # its values
+            continue
+        try:
+            _take(word, flag, [text] if is_ else left, given)
+        except ArgumentError as error:
+            wrong.append(str(error))
+    around = _variables(environment, flags, wrong)
+    if refused:
+        wrong.append(f"not supported here: {' '.join(refused)}; --help lists the flags that are")
+    if wrong:
+        raise ArgumentError("; ".join(wrong))
+    return given, around
+
+
+def spelt(word: str) -> str:
+    """A flag in one spelling: --ctx_size is --ctx-size too."""
+    return word.replace("_", "-") if word.startswith("--") else word
+
+
+def _take(word: str, flag: Flag, left: list[str], given: Given) -> None:
+    """Reads one flag, whose values are the next of the remaining words."""
+    name = flag.option.name
+    value: Any = flag.value
+    given.names[name] = word
+    if value is None:
+        texts = [left.pop()] if left else []
+        while flag.takes_many and left and not left[-1].startswith("--"):
+            texts.append(left.pop())
+        if not texts:
+            raise ArgumentError(f"{word} has no value")
+        value = _parse(flag.option, ",".join(texts), word)
+    before = given.values.get(name)
+    if flag.option.is_repeated:
+        value = value if isinstance(value, (dict, list)) else [value]
+        if before is not None:
+            value = {**before, **value} if isinstance(value, dict) else [*before, *value]
+    given.values[name] = value
+
+
+def _variables(environment: Mapping[str, str], flags: Sequence[Flag], wrong: list[str]) -> Given:
+    """Reads the environment; adds what is wrong with it to a list."""
+    around = Given()
+    # The order of llama-server: the variable that switches something off is read first.
+    for flag in sorted(flags, key=lambda one: one.value is not False):
+        name, text = flag.option.name, environment.get(flag.variable)
+        if name in around.values or not (text or (text == "" and flag.value is False)):
+            continue
+        with_value = Flag((flag.variable,), flag.option, value=None if flag.value else flag.value)
+        try:
+            _take(flag.variable, with_value, [text], around)
+        except ArgumentError as error:
+            wrong.append(str(error))
+    return around
+
+
+def _parse(one: Option, text: str, place: str) -> Any:
+    """The value of a text; an error begins with its place, such as a flag."""
+    try:
+        return one.parse(text)
+    except ArgumentError as error:
+        raise ArgumentError(f"{place}: {error}") from None
+    except ValueError as error:  # of int(), float() and JSON
+        raise ArgumentError(f"{place}: {text!r:.60} cannot be read: {error}") from None
+
+
+def settings_of(
+    values: Mapping[str, Any], names: Mapping[str, str], own: Iterable[str], **more: Any
+) -> tuple[ServerSettings, Listening, list[str]]:
+    """The settings of a server and of its socket, and notes for the user, of a program's options.
+
+    Args:
+        values: the options: host, port, tls_cert, tls_key, api_keys, api_key_file, aliases,
+            allowed_hosts and cors_origins, and attributes of ServerSettings.
+        names: what the program calls options.
+        own: the attributes of ServerSettings that are among the values.
+        more: further ones.
+
+    """
+    from pyllama_spec.server.process import Listening
+
+    certificate, key = values.get("tls_cert"), values.get("tls_key")
+    if (certificate is None) != (key is None):
+        raise ArgumentError(
+            "tls_cert", problem="and `tls_key` belong together", remedy="give both"
+        )  # fmt: skip
+    listening = Listening(
+        host=values["host"], port=values["port"], certificate=certificate, key=key
+    )
+    key_file, given_keys = values.get("api_key_file"), tuple(values.get("api_keys") or ())
+    keys = (*given_keys, *keys_of(key_file))
+    notes, host = notes_of(key_file), listening.host
+    if host not in LOOPBACK and not keys:
+        option = names.get("api_key_file") or names["api_keys"]
+        notes.append(f"any client that reaches {host} may use the model: {option} asks for a key")
+    if host not in LOOPBACK and certificate is None:
+        option = names["tls_cert"]
+        notes.append(f"keys and texts go over the network as they are: {option}, or a proxy")
+    alias, *aliases = dict.fromkeys(values.get("aliases") or (None,))
+    settings = ServerSettings(
+        alias=alias, aliases=tuple(aliases), api_keys=keys,
+        read_keys=reader_of(key_file, given_keys), flags=names,
+        allowed_hosts=hosts_for(host, values.get("allowed_hosts") or ()),
+        cors_origins=tuple(values.get("cors_origins") or ()),
+        **{**more, **{name: values[name] for name in own if name in values}},
+    )  # fmt: skip
+    return settings, listening, notes
+
+
+@contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """Around the reading of a command line: an error has the program's names of options."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError(error.rendered(Face(names, pair="{} {}"))) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a command line asks for.
+
+    Attributes:
+        keywords: those of Llama(), or of the first model.
+        settings, listening: the server's.
+        models: several models, in place of one.
+        adapters: LoRA files with their scales.
+        notes: lines for the user.
+        log_level, log_file: of the server's log.
+        names: what the user called each option.
+
+    """
+
+    keywords: dict[str, Any]
+    settings: ServerSettings
+    listening: Listening
+    models: ModelList | None = None
+    adapters: Sequence[tuple[str, float]] = ()
+    notes: Sequence[str] = ()
+    log_level: int = logging.INFO
+    log_file: Path | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(
+    program: str,
+    arguments: Sequence[str] | None,
+    plan: Callable[[Sequence[str]], Plan],
+    help_lines: Callable[[], Sequence[str]],
+) -> int:
+    """Serves what a command line asks for until a signal ends it; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if {"-h", "--help", "--usage"} & {*given}:
+        try:
+            print("\n".join(help_lines()), flush=True)  # noqa: T201 - a program's help
+        except BrokenPipeError:  # a reader such as head is gone; Python flushes again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    if "--version" in given:
+        print(f"pyllama-spec {__version__} (llama.cpp {engine_version()})")  # noqa: T201
+        return EXIT_OK
+    try:
+        meant = plan(given)
+        files = [] if meant.log_file is None else [LogFile(meant.log_file, program)]
+    except PyllamaSpecError as error:
+        _say(program, f"error: {error}")
+        return EXIT_USAGE
+    form = "%(asctime)s %(message)s"
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), *files]
+    logging.basicConfig(handlers=handlers, level=logging.WARNING, format=form)
+    logging.getLogger("pyllama_spec.server").setLevel(meant.log_level)
+
+    def say(line: str) -> None:
+        """A line of the program itself: on stderr and in the log's file, at any log level."""
+        _say(program, line)
+        for file in files:
+            file.handle(logging.makeLogRecord({"msg": " ".join(line.split())}))
+
+    try:
+        _serve(meant, say)
+    except PyllamaSpecError as error:
+        say(f"error: {error.rendered(Face(meant.names, pair='{} {}'))}")
+        return EXIT_FAILURE
+    return EXIT_OK
+
+
+def _serve(meant: Plan, say: Callable[[str], None]) -> None:
+    from pyllama_spec.server import serve
+    from pyllama_spec.server.process import Hangup
+
+    say(f"version {__version__}, llama.cpp {engine_version()}")
+    for note in meant.notes:
+        say(note)
+
+    def listens(served: str) -> Callable[[str], None]:
+        return lambda url: say(f"server is listening on {url}, with {served}")
+
+    with Hangup():
+        if meant.models is not None:
+            n = len(meant.models.specs)
+            serve(meant.models, meant.settings, meant.listening, on_start=listens(f"{n} models"))
+            return
+        with Llama(**meant.keywords) as llm:
+            if meant.adapters:
+                llm.set_adapters(meant.adapters)
+            served = Path(meant.keywords["model_path"]).name
+            with suppress(UnsupportedError):  # a model that only embeds has no draft
+                served += f", draft {llm.drafter_name}"
+            serve(llm, meant.settings, meant.listening, on_start=listens(served))
+
+
+class LogFile(WatchedFileHandler):
+    """The file of --log-file, opened anew after logrotate; a failed write is reported once."""
+
+    _is_reported = False
+
+    def __init__(self, path: Path, program: str) -> None:
+        self._program = program
+        super().__init__(path)
+
+    def _open(self) -> TextIOWrapper:
+        try:
+            check_no_pipe(Path(self.baseFilename))
+            return super()._open()
+        except OSError as error:
+            raise ArgumentError(
+                f"{self.baseFilename} cannot be written: {error.strerror}"
+            ) from None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line."""
+        try:
+            super().emit(record)
+        except ArgumentError:  # of opening it anew
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Reports it on stderr, where logging itself has a traceback for each line."""
+        if not self._is_reported:
+            self._is_reported = True
+            _say(self._program, f"--log-file: {sys.exc_info()[1]}; the server continues")
+
+
+def _say(program: str, line: str) -> None:
+    text = f"{program}: {' '.join(line.split())}"
+    print(dim(text, sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
