@@ -278,9 +278,9 @@ def _measure_drafts(
             longest = max(longest, len(draft.ids))
             if (failed := asked.failure(0)) is not None:
                 raise ArgumentError(
-                    f"{drafter.name}: {failed.reason}{failed.place}: mend it, or leave -d out to "
-                    "measure the target alone"
-                )
+                    "draft", problem=f"{drafter.name}: {failed.reason}{failed.place}",
+                    remedy="mend it, or leave it out to measure the target alone",
+                )  # fmt: skip
         return 1e3 * statistics.median(times[1:])
 
     with (

@@ -108,9 +108,10 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
     def _check_room(self, n_seqs: int, n_heads: int) -> None:
         if n_heads > 1 and n_seqs * n_heads > _MAX_SEQUENCES:
             raise ArgumentError(
-                f"{n_seqs} sequences with {n_heads} MTP heads each are more than the engine's "
-                f"{_MAX_SEQUENCES}; {_MAX_SEQUENCES // n_heads} sequences are possible"
-            )
+                "n_parallel", n_seqs, f"at most {_MAX_SEQUENCES // n_heads} sequences with "
+                f"{n_heads} MTP heads "
+                "each",
+            )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """The head's file, sizes, target layers and block length."""
@@ -204,7 +205,9 @@ class Mtp(Head):
         if not self.wants_head:
             super().check(target)
         elif not target.info.has_head:
-            raise ArgumentError(f'draft="mtp": {target.path.name} {why_no_head(target)}')
+            raise ArgumentError(
+                "draft", "mtp", problem=f"is not for {target.path.name}: {why_no_head(target)}"
+            )
         n_heads = (target if self.wants_head else self.model).info.n_heads
         self.max_draft = self._max_draft if n_heads == 1 else min(self._max_draft, n_heads)
 

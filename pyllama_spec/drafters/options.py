@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.model import Progress
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 
 
 class FileOptions(TypedDict, total=False):
@@ -73,18 +73,19 @@ class DraftOptions:
         if self.max_draft is not None:
             count(self.max_draft, "n_draft")
         if self.p_min is not None and real(self.p_min, "p_min", 0.0) > 1.0:
-            raise ArgumentError(f"p_min={self.p_min!r} is not a probability: 0 .. 1")
+            raise ArgumentError("p_min", self.p_min, "a probability from 0 to 1")
         if self.lookup is not None:
             count(self.lookup, "lookup")
         if self.memory is not None:
             instance(self.memory, (str, os.PathLike), "draft_memory", "give the path of a file")
             if not os.fspath(self.memory):
-                raise ArgumentError('draft_memory="" is not a file name; give None for no store')
+                raise ArgumentError("draft_memory", "", "a file name", "give None for no store")
             if self.lookup == 0:
                 raise ArgumentError(
-                    f"draft_memory={shown(os.fspath(self.memory))} needs a draft that looks texts "
-                    "up, but lookup=0 disables that; leave one of them out"
-                )
+                    "draft_memory", os.fspath(self.memory),
+                    problem="needs a draft that looks texts up, and `lookup=0` disables that",
+                    remedy="leave one of them out",
+                )  # fmt: skip
         if self.n_ctx is not None:
             count(self.n_ctx, "draft_n_ctx", 1)
 

@@ -156,9 +156,10 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
         if not any(overrides(draft, name, Drafter) for name in ("propose_one", "propose")):
             kind = type(draft).__name__
             raise ArgumentError(
-                f"the drafter {kind} has neither propose_one() nor propose(): write "
-                f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
-            )
+                "draft", problem=f"of the class {kind} has neither propose_one() nor propose()",
+                remedy=f"write {kind}.propose_one(self, request), which returns a Draft "
+                "(docs/drafters.md)",
+            )  # fmt: skip
         return draft
     return NoDrafter()
 
@@ -166,22 +167,23 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
 def check_draft(draft: object, options: DraftOptions) -> None:
     """Checks what make_drafter() takes, as far as that needs no file."""
     if not (draft is None or isinstance(draft, (str, os.PathLike, Drafter))):
-        raise ArgumentError(_hint(draft))
+        raise ArgumentError(problem=_hint(draft))
     is_name = isinstance(draft, str) and draft in _NAMED
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
     for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
         if value is not None and not is_model:
             own = isinstance(draft, Drafter)
             raise ArgumentError(
-                f"{name}={shown(value)} applies to a draft that is given as a file, not to "
-                f"{shown(draft)}" + (_INSTEAD_OF[name] if own else "")
-            )
+                name, value, problem="applies to a draft that is given as a file, not to "
+                + shown(draft) + (_INSTEAD_OF[name] if own else ""),
+            )  # fmt: skip
     has_lookup = is_model or (is_name and draft == SUFFIX)
     if options.memory is not None and not has_lookup:
         raise ArgumentError(
-            f"draft_memory={shown(os.fspath(options.memory))} is for a draft that looks texts up: "
-            f'"{SUFFIX}", "{MTP}", "{AUTO}" or one that is given as a file, not {shown(draft)}'
-        )
+            "draft_memory", Path(options.memory),
+            f'"{SUFFIX}", "{MTP}", "{AUTO}" or a file as draft, not {shown(draft)}',
+            problem="is for a draft that looks texts up",
+        )  # fmt: skip
 
 
 def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None) -> Drafter:
@@ -200,24 +202,24 @@ def _arch_of(path: str | os.PathLike[str]) -> str:
     """The architecture in a draft's file; "mtp" for a head alone. Raises as open_draft()."""
     name, file = os.fspath(path), Path(path)
     if not name:
-        raise ArgumentError('draft="" is not a file name; give None for no draft')
+        raise ArgumentError("draft", "", "a file name", "give None for no draft")
     if "://" in name:
         raise ArgumentError(
-            f"draft={shown(name)} is an address; download the file and give its path"
+            "draft", name, problem="is an address", remedy="download the file and give its path"
         )
     own = OWN_DRAFTER.fullmatch(str(file))
     if own is not None and not file.exists():
         raise ArgumentError(
-            f"draft={str(file)!r}: only a command takes MODULE:FUNCTION; in Python give an object: "
-            f"from {own[1]} import {own[2]}, then draft={own[2]}()"
-        )
+            "draft", file, problem="has the form MODULE:FUNCTION, which only a command takes",
+            remedy=f"give an object: from {own[1]} import {own[2]}, then {own[2]}()",
+        )  # fmt: skip
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
         named = ", ".join(f'"{name}"' for name in names)
         raise ArgumentError(
-            f"draft={str(file)!r} is no file that exists and no name of a draft"
-            f"; names are {named}{meant(str(file).replace('_', '-'), names)}"
-        )
+            "draft", file, f"a file that exists or one of {named}"
+            f"{meant(str(file).replace('_', '-'), names)}",
+        )  # fmt: skip
     if not file.exists():
         raise ModelLoadError(f"the draft {file} does not exist; check its path")
     arch = _read_arch(file)
@@ -281,7 +283,9 @@ def check_head(
     path = Path(target)
     fault = _head_fault(path)
     if fault:
-        raise ArgumentError(f"{whose}: {path.name} {fault}; {instead}")
+        raise ArgumentError(
+            "draft", problem=f"of {whose} cannot be used: {path.name} {fault}", remedy=instead
+        )
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from pyllama_spec.chat.prompts import chat_top_logprobs, check_fits, template_va
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat, check_form
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError, UnsupportedError, warn
+from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, warn
 from pyllama_spec.llama.batch import options_of_choices
 from pyllama_spec.llama.completion import Completions
 from pyllama_spec.llama.open_model import OpenModel
@@ -209,9 +209,7 @@ class ChatCompletions:
         is_written = isinstance(wanted, Mapping) and wanted.get("type") in ("regex", "grammar")
         schema = None if is_written else schema_of(own.pop("response_format", None))
         if request.tools and request.choice != "none" and ("grammar" in own or is_written):
-            raise ArgumentError(
-                "give grammar or tools, not both: calls have a grammar of their own"
-            )
+            raise both_given("grammar", "tools")
         model, form = self._opened.model, self.form
         if form.tools is None:
             from pyllama_spec.chat.tools import ToolChats
@@ -220,9 +218,11 @@ class ChatCompletions:
         which = own.get("continue_final_message")
         if own.get("add_generation_prompt") is False and not which:
             raise ArgumentError(
-                "add_generation_prompt=False without continue_final_message is for chats without "
-                "tools and reasoning_format: their answers are read from their beginning"
-            )
+                "add_generation_prompt", False, problem="without `continue_final_message` is for "
+                "chats "
+                "without `tools` and `reasoning_format`: their answers are read from their "
+                "beginning",
+            )  # fmt: skip
         name = field_to_continue(messages, which) if which else None
         rendered, reader = form.tools.begin(messages, request, variables, schema, name)
         self._check_fits(rendered)

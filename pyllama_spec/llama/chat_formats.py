@@ -247,7 +247,7 @@ def register_chat_completion_handler(
     def register(handler: ChatHandler) -> ChatHandler:
         if not overwrite and (name in HANDLERS or name in FORMATS):
             raise ArgumentError(
-                f"a chat format {name!r} exists already; overwrite=True replaces it"
+                "name", name, problem="exists already", remedy="`overwrite=True` replaces it"
             )
         HANDLERS[name] = handler
         return handler

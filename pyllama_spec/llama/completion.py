@@ -130,7 +130,9 @@ class Completions:
     ) -> Generation:
         """See Llama.generate_steps."""
         if options is not None and keywords:
-            raise ArgumentError("give options or keywords, not both")
+            raise ArgumentError(
+                "options", problem="and keywords exclude each other", remedy="give one of them"
+            )
         instance(options, (RequestOptions, type(None)), "options")
         request = options if options is not None else RequestOptions.from_keywords(keywords)
         tokens = self._tokens(llm, prompt, None)

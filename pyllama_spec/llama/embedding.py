@@ -23,7 +23,6 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     RemoteError,
     UnsupportedError,
-    shown,
     warn,
 )
 from pyllama_spec.requests.request_lock import RequestLock
@@ -117,7 +116,7 @@ class Embedder:
             tokens = [int(token) for token in text]
             self._vocab.check_ids(tokens, "input")
         else:
-            raise ArgumentError(f"embed takes texts, or lists of token ids, not {shown(text)}")
+            raise ArgumentError("input", text, "a text or a list of token ids")
         if not tokens:
             raise ArgumentError("input", text, "a text with tokens, as the model adds none")
         if not truncate:
@@ -236,12 +235,12 @@ class Embeddings:
         self._check_open(model_path)
         pairs = Pairs(self._model)
         if not isinstance(query, str):
-            raise ArgumentError(f"rank takes the query as a str, not {shown(query)}")
+            raise ArgumentError("query", query, str)
         if isinstance(documents, (str, bytes)) or not isinstance(documents, Sequence):
-            raise ArgumentError(f"rank takes a list of documents, not {shown(documents)}")
+            raise ArgumentError("documents", documents, "a list of texts")
         for i, document in enumerate(documents):
             if not isinstance(document, str):
-                raise ArgumentError(f"documents[{i}] is not a text: {shown(document)}")
+                raise ArgumentError(f"documents[{i}]", document, str)
         with self._noting_loss():
             embedder = self._opened(model_path)
         # pooling_type="rank" for another model would give a number of its rows, and no score.
@@ -314,7 +313,7 @@ def texts_of(texts: object) -> list[Text]:
     try:
         return list(texts)  # type: ignore[call-overload, no-any-return]
     except TypeError:
-        raise ArgumentError(f"embed takes a text or a list of them, not {shown(texts)}") from None
+        raise ArgumentError("input", texts, "a text or a list of them") from None
 
 
 class Pairs:

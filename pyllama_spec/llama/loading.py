@@ -116,8 +116,9 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
     n = count(n_parallel, "n_parallel", 1, _MAX_PARALLEL)
     if n > params.n_batch:
         raise ArgumentError(
-            f"n_parallel={n} is more than n_batch={params.n_batch}: a round takes at least a token "
-            "of each request"
+            "n_parallel",
+            n,
+            f"at most `n_batch={params.n_batch}`: a round takes a token of each request",
         )
 
 
@@ -204,9 +205,9 @@ def _check_is_free(drafter: Drafter) -> None:
     attached = drafter.attached_to
     if attached is not None and not attached.is_closed:
         raise ArgumentError(
-            f"the drafter {drafter.name!r} drafts for another open model: close that "
-            "one, or make a drafter for each"
-        )
+            "draft", problem=f"drafts for another open model ({drafter.name!r})",
+            remedy="close that one, or make a drafter for each",
+        )  # fmt: skip
 
 
 def _sizes_to_reduce(params: ContextParams) -> list[str]:

@@ -23,7 +23,6 @@ from pyllama_spec.errors import (
     ContextFullError,
     PyllamaSpecError,
     UnsupportedError,
-    shown,
 )
 from pyllama_spec.requests.generation import Generation, Runtime
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
@@ -129,7 +128,7 @@ def _pairs(adapters: Any) -> list[tuple[Any, Any]]:
         return [(one, scale) for one, scale in adapters]
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"adapters={shown(adapters)} are not pairs of a file or an Adapter and its scale"
+            "adapters", adapters, "pairs of a file or an Adapter and its scale"
         ) from None
 
 
@@ -253,9 +252,9 @@ class OpenModel(Closeable):
         """Prepares a request. It draws its seed now, in the order of the calls."""
         if request.n > 1:
             raise ArgumentError(
-                f"n={request.n}: a generation has one answer; create_completion() and "
-                "create_chat_completion() give several, or make a generation for each"
-            )
+                "n", request.n, "1, as a generation has one answer",
+                "create_completion() and create_chat_completion() give several",
+            )  # fmt: skip
         seed = self.seeds.draw() if request.seed is None else None
         self.n_back = None
         return Generation(
@@ -376,11 +375,11 @@ class OpenModel(Closeable):
     def load_state(self, state: LlamaState) -> None:
         """Restores a saved state; the next request with its prefix does not read that again."""
         if not isinstance(state, LlamaState):
-            raise ArgumentError(f"load_state takes a result of save_state, not {shown(state)}")
+            raise ArgumentError("state", state, "a result of save_state()")
         adapters = self.adapters
         misfit = self._misfit(state, adapters)
         if misfit is not None:
-            raise ArgumentError(f"{misfit}: read the text again")
+            raise ArgumentError("state", problem=misfit, remedy="read the text again")
         runtime = self.runtime
         n_ctx = runtime.context.n_ctx_seq
         if state.n_decoded > n_ctx:

@@ -17,9 +17,9 @@ class Report:
     def __init__(self, request: RequestOptions, *, stream: bool) -> None:
         if request.stream_options is not None and not stream:
             raise ArgumentError(
-                f"stream_options={request.stream_options!r:.60} is for stream=True; a whole answer "
-                "has its usage anyway"
-            )
+                "stream_options", request.stream_options, problem="is for `stream=True`",
+                remedy="leave it out: a whole answer has its usage anyway",
+            )  # fmt: skip
         self._wanted = request
 
     def of_whole(

@@ -40,9 +40,9 @@ class ThoughtTags:
         for name in OF_CHATS:
             if getattr(request, name) is not None:
                 raise ArgumentError(
-                    f"{name}={getattr(request, name)!r} applies to chats only; pass it to "
-                    "create_chat_completion(), or leave it out"
-                )
+                    name, getattr(request, name), problem="applies to chats only",
+                    remedy="pass it to create_chat_completion(), or leave it out",
+                )  # fmt: skip
         if request.thinking_token_budget is None or request.thought_close:
             return request
         tags = self.of_template(llm.template.source)
@@ -106,7 +106,7 @@ class ThoughtTags:
                 self._known[source] = str(error)
         known = self._known[source]
         if isinstance(known, str):
-            raise ArgumentError(known)
+            raise ArgumentError(problem=known)
         return known
 
 

@@ -137,7 +137,7 @@ class TokenCalls:
         n_held = self._opened.latest().n_held
         n = integer(n, "n_tokens")
         if not 0 <= n <= n_held:
-            raise ArgumentError(f"n_tokens={n} is outside 0 .. {n_held}, the number of tokens held")
+            raise ArgumentError("n_tokens", n, f"0 to {n_held}, the tokens that are held")
         self._opened.n_back = n
 
     @property
@@ -281,7 +281,8 @@ class TokenCalls:
     def _row(self, idx: int | None) -> Logits:
         n, table = self.n_tokens, self._score_table
         if n == 0:
-            raise ArgumentError("no tokens are in memory to sample from: call eval() first")
+            raise ArgumentError(problem="no tokens are in memory to sample from", remedy="call "
+            "eval() first")
         state = self._opened.latest()
         table.keep(state.tokens[: state.n_decoded], state.adapters)
         at = n - 1 if idx is None else idx if idx >= 0 else n + idx
@@ -297,8 +298,8 @@ class TokenCalls:
             return np.array(last)
         if not self._logits_all or not 0 <= at < n:
             raise ArgumentError(
-                f"idx={idx!r}: the logits of tokens before the last are kept with "
-                f"logits_all=True only, and there are {n} tokens"
+                "idx", idx, f"the last of {n} tokens", "`logits_all=True` keeps the logits of "
+                "the others"
             )
         return np.array(self.scores[at])
 

@@ -141,4 +141,6 @@ def _one_line(why: str) -> str:
 
 def _malformed(guide: Guide, why: str) -> ArgumentError:
     what = {"regex": "regular expression", "lark": "Lark grammar", "json_schema": "JSON schema"}
-    return ArgumentError(f"the {what[guide.kind]} cannot be used: {_one_line(why)}")
+    return ArgumentError(
+        "grammar", problem=f"cannot be used as {what[guide.kind]}: {_one_line(why)}"
+    )

@@ -77,7 +77,9 @@ def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> A
         returned = function(ids, logits)
         return bool(returned) if kind == "stopping criterion" else returned
     except (StopIteration, GeneratorExit) as error:
-        raise ArgumentError(f"the {kind} {function!r} raised {type(error).__name__}") from error
+        raise ArgumentError(
+            kind, problem=f"of {function!r} raised {type(error).__name__}"
+        ) from error
 
 
 class Keeper(Protocol):
@@ -128,15 +130,17 @@ class _ProcessedSampler(StepSampler):
                 scores = np.asarray(returned, dtype=np.float32)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ArgumentError(
-                    f"the logits processor {processor!r} returned no scores: {error}"
+                    "logits_processor", processor, f"scores as its result: {error}"
                 ) from None
             if returned is None or scores.shape != shape:
                 raise ArgumentError(
-                    f"the logits processor {processor!r} returned {shown(returned)}; return the "
-                    f"scores, an array of shape {shape}"
-                )
+                    "logits_processor", problem=f"returned {shown(returned)}",
+                    expected=f"the scores, an array of shape {shape}",
+                )  # fmt: skip
         if np.isnan(scores).any() or not np.isfinite(scores).any():
-            raise ArgumentError("the logits processors left no token, or a NaN, in the scores")
+            raise ArgumentError(
+                "logits_processor", problem="left no token, or a NaN, in the scores"
+            )
         return self._sampler.sample_row(scores)
 
     def accept(self, token: int, *, generated: bool = True) -> None:

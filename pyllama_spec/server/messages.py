@@ -99,8 +99,9 @@ def chat_request(body: MessagesRequest, thoughts: Thoughts) -> ChatRequest:
     if chat.messages[-1]["role"] == "assistant":
         if chat.messages[-1].get("tool_calls"):
             raise ArgumentError(
-                "the last message calls tools: give their results in a message of the user"
-            )
+                "messages", problem="end with a call of tools",
+                remedy="give their results in a message of the user",
+            )  # fmt: skip
         chat.continue_final_message = True
     chat.stop = body.stop_sequences or None
     user = (body.metadata or {}).get("user_id")
@@ -125,7 +126,7 @@ def chat_request(body: MessagesRequest, thoughts: Thoughts) -> ChatRequest:
 
 def _messages(body: MessagesRequest) -> list[Json]:
     if not body.messages:
-        raise ArgumentError("messages is empty: there is nothing to answer")
+        raise ArgumentError("messages", problem="is empty: there is nothing to answer")
     turns = Turns()
     system = "".join(_STAMP.sub(r"\g<1>00000", text) for text in _texts(body.system, "system"))
     if system:
@@ -141,9 +142,7 @@ def _messages(body: MessagesRequest) -> list[Json]:
         elif message.role == "system":
             turns.turn("system")["content"] += [text_part(_text(*one)) for one in blocks]
         else:
-            raise ArgumentError(
-                f"{place}.role is {message.role!r:.60}; expected user, assistant or system"
-            )
+            raise ArgumentError(f"{place}.role", message.role, "one of user, assistant, system")
     return turns.joined()
 
 
@@ -219,9 +218,7 @@ def _set_form(chat: ChatRequest, config: Json, thoughts: Thoughts) -> None:
         chat.response_format = {"type": "json_schema", "json_schema": schema}
     effort = config.get("effort")
     if effort is not None and effort not in _EFFORTS:
-        raise ArgumentError(
-            f"output_config.effort is {effort!r:.60}; expected {', '.join(_EFFORTS)}"
-        )
+        raise ArgumentError("output_config.effort", effort, f"one of {', '.join(_EFFORTS)}")
     if effort is not None and thoughts.take_effort:
         chat.reasoning_effort = _EFFORTS[effort]
 

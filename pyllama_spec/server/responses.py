@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialect import (
     BlockShape,
@@ -128,9 +128,7 @@ def _choice(given: str | Json | None, *, has_tools: bool) -> str | Json | None:
     if given is None or given in ("auto", "none", "required"):
         return given
     if isinstance(given, str):
-        raise ArgumentError(
-            f"tool_choice is {given!r:.60}; expected auto, none, required or an object"
-        )
+        raise ArgumentError("tool_choice", given, "auto, none, required or an object")
     choice = part_of(given, "tool_choice", _CHOICES, remedy="name a function of `tools`")
     if choice.type == "function":
         return {"type": "function", "function": {"name": choice.name}}
@@ -158,9 +156,7 @@ def _messages(body: ResponsesRequest) -> list[Json]:
         turns.turn("user")["content"].append(text_part(body.input))
         return turns.joined()
     if not isinstance(body.input, list) or not body.input:
-        raise ArgumentError(
-            f"input is {shown(body.input)}; expected a text, or a list of items that is not empty"
-        )
+        raise ArgumentError("input", body.input, "a text, or a list of items that is not empty")
     for i, item in enumerate(body.input):
         _add(item, f"input[{i}]", turns)
     return turns.joined()
@@ -187,9 +183,7 @@ def _add_message(message: Part, place: str, turns: Turns) -> None:
     # Most templates know no developer, and leave out what they do not know.
     role = "system" if message.role == "developer" else message.role
     if role not in ("user", "assistant", "system"):
-        raise ArgumentError(
-            f"{place}.role is {role!r:.60}; expected user, assistant, system or developer"
-        )
+        raise ArgumentError(f"{place}.role", role, "one of user, assistant, system, developer")
     texts = texts_of(message.content, f"{place}.content", _TEXTS, "input_text")
     turns.turn(role, is_apart=role != "assistant")["content"] += map(text_part, texts)
 

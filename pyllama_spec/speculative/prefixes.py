@@ -522,7 +522,7 @@ class HeldSequences:
     def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
         """Copies a sequence to another number."""
         if seq_id == state.seq_id:
-            raise ArgumentError(f"sequence {seq_id} cannot be copied onto itself")
+            raise ArgumentError("sequence", seq_id, problem="cannot be copied onto itself")
         memory = self._target.memory
         self._prefixes.forget(seq_id)
         memory.remove(seq_id)

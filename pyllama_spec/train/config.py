@@ -107,8 +107,9 @@ class UseConfig:
         check(self)
         if not 0 < self.held_out < 1:
             raise ArgumentError(
-                f"held_out={self.held_out!r} is not between 0 and 1: text is needed to train on "
-                "and to measure on"
+                "held_out",
+                self.held_out,
+                "a part between 0 and 1: text is needed to train on and to measure on",
             )
 
 
@@ -148,7 +149,7 @@ class HeadSettings:
         for layer in listed(self.target_layers or (), "target_layers", _MAX_LAYERS):
             count(layer, "target_layers", 0)
         if self.target_layers is not None and not self.target_layers:
-            raise ArgumentError("target_layers is empty: a head reads at least one layer input")
+            raise ArgumentError("target_layers", (), "at least one layer input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,22 +305,24 @@ class RunConfig:
         begun_with = self.init if self.use is None else self.begun_with
         if begun_with is not None and self.head != type(self.head)():
             raise ArgumentError(
-                f"a run that continues {begun_with.name} has its shape; omit the options of the "
-                "head (target layers, sizes, plain)"
-            )
+                problem=f"a run that continues {begun_with.name} has its shape",
+                remedy="omit the options of the head (target layers, sizes, plain)",
+            )  # fmt: skip
         if self.use is not None and (self.work is not None or self.restart):
             raise ArgumentError(
-                "a run from use has no work folder and cannot restart: omit work and restart"
-            )
+                "work", problem="and `restart` are not for a run from use, which has no work "
+                "folder",
+                remedy="omit both",
+            )  # fmt: skip
         n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
         if self.use is None and n_ctx <= min_answer:
             raise ArgumentError(
-                f"n_ctx={n_ctx} has no room for a prompt and an answer of at least {min_answer} "
-                f"tokens: give more than {min_answer}, {CorpusConfig().n_ctx} for example"
-            )
+                "n_ctx", n_ctx, f"more than {min_answer}, for a prompt and an answer: "
+                f"{CorpusConfig().n_ctx}, for example",
+            )  # fmt: skip
         if self.n_top > self.corpus.n_candidates:
             raise ArgumentError(
-                f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}; lower it"
+                "n_top", self.n_top, f"at most `n_candidates={self.corpus.n_candidates}`"
             )
         real(self.max_disk_bytes, "max_disk_bytes", 0)
 

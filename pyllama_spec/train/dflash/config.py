@@ -55,10 +55,10 @@ class DFlashHeadConfig(HeadSettings):
         max_block = _MAX_CHAIN if self.markov_rank else _MAX_BLOCK
         if self.block_size > max_block:
             what = " with a markov_rank" if self.markov_rank else ""
-            raise ArgumentError(f"block_size={self.block_size} is above {max_block}{what}")
+            raise ArgumentError("block_size", self.block_size, f"at most {max_block}{what}")
         for name in ("confidence", "sample_from_anchor"):
             if getattr(self, name) and not self.markov_rank:
-                raise ArgumentError(f"{name} needs a markov_rank above 0")
+                raise ArgumentError(name, problem="needs a `markov_rank` above 0")
 
     @property
     def from_anchor(self) -> bool:
@@ -113,7 +113,7 @@ class DFlashFitConfig(FitSettings):
     def __post_init__(self) -> None:
         FitSettings.__post_init__(self)
         if self.anchor_share == 0:
-            raise ArgumentError("anchor_share=0 leaves nothing to learn from")
+            raise ArgumentError("anchor_share", 0, problem="leaves nothing to learn from")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,10 @@ class MtpFitConfig(FitSettings):
         FitSettings.__post_init__(self)
         if self.train_output:
             raise ArgumentError(
-                "train_output=True: an MTP head uses its target's output matrix, which is not "
-                "trained; omit it"
-            )
+                "train_output", True, problem="is not for an MTP head, which uses its target's "
+                "output matrix",
+                remedy="omit it",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,15 @@ class MtpTrainConfig(RunConfig):
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.head != HeadSettings():
-            raise ArgumentError("the file of an MTP head sets its shape: omit `head`")
+            raise ArgumentError(
+                "head", problem="is set by the file of an MTP head", remedy="omit it"
+            )
         if self.n_ngrams:
             raise ArgumentError(
-                f"n_ngrams={self.n_ngrams}: a file with an MTP head has no n-gram table; leave it "
-                "out"
-            )
+                "n_ngrams", self.n_ngrams, problem="is not for a file with an MTP head, which "
+                "has no n-gram "
+                "table", remedy="leave it out",
+            )  # fmt: skip
 
     @property
     def default_ngrams(self) -> int:
