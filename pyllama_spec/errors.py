@@ -77,13 +77,6 @@ OMITTED: Final = _Omitted.OMITTED
 Expected = str | type | tuple[type, ...]
 # In the texts of an error, an option or an option with a value stands in backticks.
 _OPTION = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
-# How a whole sentence begins that is about an option, and the options in it.
-_SUBJECT = re.compile(
-    r"([a-z]\w*(?:\[\d+\]|\.\w+)*)(?==| (?:is|has|takes|holds|of|names|needs|must)\b)"
-)
-_NAMED = re.compile(
-    r"(?<![\w\"'`./-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+|[a-z]+(?==))(=[^\s;,`]*)?(?![\w`(/\"'-])"
-)
 PYTHON_KINDS: Mapping[type, str] = {type(None): "None", bool: "True or False", int: "an int"}
 
 
@@ -206,12 +199,6 @@ class PyllamaSpecError(Exception):
         remedy: str = "",
         setup: str = "",
     ) -> None:
-        is_sentence = not (param or expected or remedy or setup or "`" in problem)
-        if is_sentence and isinstance(self, (ArgumentError, UnsupportedError)):
-            # For now: until every room gives its errors as data.
-            begin = _SUBJECT.match(problem)
-            param, problem = begin[1] if begin else "", _NAMED.sub(r"`\1\2`", problem)
-            self._is_named = False
         self.param, self.value, self.expected = param, value, expected
         self.problem, self.remedy, self.setup = problem, remedy, setup
         super().__init__(self.rendered())  # what copies and pickles are made of
@@ -285,8 +272,6 @@ class ArgumentError(PyllamaSpecError, ValueError):
         problem: str = "",
         setup: str = "",
     ) -> None:
-        if value is OMITTED and not (expected or remedy or problem or setup):
-            param, problem = "", param  # a whole sentence
         super().__init__(
             problem, param=param, value=value, expected=expected, remedy=remedy, setup=setup
         )

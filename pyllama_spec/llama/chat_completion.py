@@ -323,8 +323,10 @@ def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
         value = more.get(name)
         if value is not None and value != _FIELDS[name].default:
             raise UnsupportedError(
-                f"{name}={value!r:.60}: a chat_handler answers the chats of this Llama and does "
-                "not have this option; omit it"
+                "is no option of the `chat_handler` of this Llama",
+                param=name,
+                value=value,
+                remedy="omit it",
             )
     limit = more.get("max_completion_tokens")
     return {} if limit is None else {"max_tokens": limit}

@@ -235,7 +235,9 @@ HANDLERS: dict[str, ChatHandler] = {}
 def named_format(name: str) -> NamedFormat | None:
     """The chat format of a name."""
     if name in _REFUSED:
-        raise UnsupportedError(f"chat_format={name!r} is not supported: {_REFUSED[name]}")
+        raise UnsupportedError(
+            "is not supported", param="chat_format", value=name, remedy=_REFUSED[name]
+        )
     return FORMATS.get(name)
 
 

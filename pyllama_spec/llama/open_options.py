@@ -378,8 +378,10 @@ class OpenOptions:
             warn(f"numa={shown(self.numa)} has no effect here")
         if self.tokenizer is not None and not getattr(self.tokenizer, "is_of_the_model", False):
             raise UnsupportedError(
-                f"tokenizer={shown(self.tokenizer)}: tokenizers other than the model's own "
-                "vocabulary are not supported by this version; leave it out"
+                "is not the model's own vocabulary",
+                param="tokenizer",
+                value=self.tokenizer,
+                remedy="leave it out",
             )
         if self.flash_attn is False and self.meant("split_mode") == "tensor":
             raise ArgumentError(

@@ -75,7 +75,7 @@ def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> A
     """Calls a user function; returns its result."""
     try:
         returned = function(ids, logits)
-        return bool(returned) if kind == "stopping criterion" else returned
+        return bool(returned) if kind == "stopping_criteria" else returned
     except (StopIteration, GeneratorExit) as error:
         raise ArgumentError(
             kind, problem=f"of {function!r} raised {type(error).__name__}"
@@ -125,7 +125,7 @@ class _ProcessedSampler(StepSampler):
         scores = np.array(context.logits(i))
         shape = scores.shape
         for processor in self._processors:
-            returned = _called(processor, "logits processor", self._history.view(), scores)
+            returned = _called(processor, "logits_processor", self._history.view(), scores)
             try:
                 scores = np.asarray(returned, dtype=np.float32)
             except (TypeError, ValueError, OverflowError) as error:
@@ -168,7 +168,7 @@ class _Observer:
             self.logprobs.append(token_logprob(logits, token, self._n_top))
         if self._criteria and self.n_stop is None:
             ids, logits = self.history.view(), np.array(self._context.logits(row))
-            if any(_called(stop, "stopping criterion", ids, logits) for stop in self._criteria):
+            if any(_called(stop, "stopping_criteria", ids, logits) for stop in self._criteria):
                 self.n_stop = self._n_tokens
         self._n_tokens += 1
         self.history.append(token)

@@ -46,7 +46,7 @@ class DialectRequest(Sampling, kw_only=True):
         """Refuses fields that request unsupported features."""
         for name, remedy in remedies.items():
             if getattr(self, name):
-                raise UnsupportedError(f"{name} is not supported: {remedy}")
+                raise UnsupportedError("is not supported", param=name, remedy=remedy)
 
 
 class Part(Struct):
@@ -103,7 +103,7 @@ def part_of(given: object, place: str, kinds: Kinds, default: str = "", remedy: 
     kind = (given.get("type") if isinstance(given, dict) else None) or default
     if isinstance(kind, str) and kind not in kinds:
         remedy = remedy or f"{', '.join(kinds)} are"
-        raise UnsupportedError(f"{place}: type {kind!r:.60} is not supported; {remedy}")
+        raise UnsupportedError("is not supported", param=f"{place}.type", value=kind, remedy=remedy)
     try:
         part = msgspec.convert(given, Part)
     except msgspec.ValidationError as error:

@@ -169,7 +169,9 @@ def _text(block: Part, place: str) -> str:
         text = "".join(_texts(block.content, f"{place}.content"))
         return f"{block.title}\n{block.source}\n{text}\n"
     if block.type != "document":
-        raise UnsupportedError(f"{place}: type {block.type!r} is not supported here; give text")
+        raise UnsupportedError(
+            "is not supported here", param=f"{place}.type", value=block.type, remedy="give text"
+        )
     remedy = "give the document's text, as a text source"
     source = part_of(block.source, f"{place}.source", _SOURCES, remedy=remedy)
     text = source.data or "".join(_texts(source.content, f"{place}.source.content"))
