@@ -167,7 +167,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
 def check_draft(draft: object, options: DraftOptions) -> None:
     """Checks what make_drafter() takes, as far as that needs no file."""
     if not (draft is None or isinstance(draft, (str, os.PathLike, Drafter))):
-        raise ArgumentError(problem=_hint(draft))
+        raise _wrong(draft)
     is_name = isinstance(draft, str) and draft in _NAMED
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
     for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
@@ -250,17 +250,17 @@ def holds_head_alone(file: Path) -> bool:
     return n_heads > 0 and not any(name.startswith("blk.0.") for name in read.tensors)
 
 
-def _hint(draft: object) -> str:
-    """The reason why a value of `draft=` is wrong."""
+def _wrong(draft: object) -> ArgumentError:
+    """The error for a value of `draft=` that is of no type of drafts."""
+    remedy = ""
     if isinstance(draft, type):
-        return f"draft={draft.__name__} is a class; give an object of it: {draft.__name__}()"
-    if hasattr(draft, "create_completion"):
-        return f"draft= takes the path of a GGUF, and no open model; {known_drafts()}"
-    if inspect.isroutine(draft):
-        name = getattr(draft, "__name__", "draft")
-        return f"draft={shown(draft)} is a function; give the drafter that it returns: {name}()"
+        remedy = f"give an object of the class: {draft.__name__}()"
+    elif hasattr(draft, "create_completion"):
+        remedy = f"an open model is no draft: give the path of its file; {known_drafts()}"
+    elif inspect.isroutine(draft):
+        remedy = f"give the drafter that it returns: {getattr(draft, '__name__', 'draft')}()"
     names = ", ".join(f'"{name}"' for name in (*_NAMED, AUTO))
-    return f"draft={shown(draft)} is not None, {names}, a path or a Drafter"
+    return ArgumentError("draft", draft, f"{names}, a path or a Drafter", remedy)
 
 
 def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:

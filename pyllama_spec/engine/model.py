@@ -398,6 +398,6 @@ def warn_of_fewer(name: str, n_gpu_layers: int, n_placed: int, n_layers: int) ->
     why = "" if lib.llama_spec_supports_gpu() else ": this build finds no GPU (see doctor)"
     where = "all are on the CPU" if not n_placed else f"{n_placed} of them are there"
     warn(
-        f"n_gpu_layers={n_gpu_layers} puts {n_wanted} layers of {name} on a device, "
+        f"`n_gpu_layers={n_gpu_layers}` puts {n_wanted} layers of {name} on a device, "
         f"but {where}{why}",
     )
