@@ -498,8 +498,8 @@ def warn_of_length(params: ContextParams, model: Model) -> None:
     scaled = params.rope_scaling or params.rope_freq_base or params.rope_freq_scale
     if n_ctx > info.n_ctx_train and not info.is_recurrent and not scaled:
         warn(
-            f"`n_ctx={n_ctx}` is more than the {info.n_ctx_train} tokens that the model was trained "
-            "with: its text beyond them may make no sense",
+            f"`n_ctx={n_ctx}` is more than the {info.n_ctx_train} tokens that the model was "
+            "trained with: its text beyond them may make no sense",
         )
 
 
