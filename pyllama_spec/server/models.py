@@ -303,6 +303,7 @@ def expected_bytes(keywords: Mapping[str, Any]) -> Expected:
         least += _file_bytes(Path(draft))
     past = 0
     with suppress(PyllamaSpecError):
+        options.check()
         params = options.context_params()
         check_parallel(options.n_parallel, params)
         least += options.store_bytes()

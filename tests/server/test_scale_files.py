@@ -52,7 +52,7 @@ def test_the_unit_and_its_proxy_agree() -> None:
         f"{command.host}:{command.port}"
     ]
     (name,) = re.findall(r"^ +server_name (\S+);$", TLS, re.M)
-    assert command.allowed_hosts == (name,)
+    assert list(command.allowed_hosts) == [name]
     assert number(r"^TimeoutStopSec=(\d+)$", UNIT) > command.stop_timeout_s
     assert "ExecReload=/bin/kill -HUP $MAINPID" in UNIT
     page = (FOLDER.parents[1] / "docs" / "server-service.md").read_text()
