@@ -60,23 +60,25 @@ def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None
     return both
 
 
+_WITH_TARGET = "open the target as `model_path`, and give this file as `draft`"
+
+
 def check_target(model: Model) -> None:
     """Refuses models that cannot generate text alone."""
     info, name = model.info, model.path.name
     if info.is_head_alone:
         raise UnsupportedError(
-            f"{name} holds an MTP head of kind {info.arch!r} alone: it needs its target. Open the "
-            "target as model_path= and give this file as draft="
+            f"{name} holds an MTP head of kind {info.arch!r} alone: it needs its target",
+            remedy=_WITH_TARGET,
         )
     if info.n_target_layers or is_draft(info.arch):
         raise UnsupportedError(
-            f"{name} is a draft of kind {info.arch!r}: it needs its target. Open the target as "
-            f"model_path= and give this file as draft="
+            f"{name} is a draft of kind {info.arch!r}: it needs its target", remedy=_WITH_TARGET
         )
     if model.is_encoder:
         raise UnsupportedError(
-            f"{name} ({info.arch}) is an encoder: it does not generate text; Llama(embedding=True) "
-            "gives its embeddings"
+            f"{name} ({info.arch}) is an encoder: it does not generate text",
+            setup="`embedding=True` gives its embeddings",
         )
     if info.has_encoder:
         raise UnsupportedError(

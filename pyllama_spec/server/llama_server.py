@@ -269,7 +269,7 @@ def _unescaped(text: str) -> str:
     try:
         return _ESCAPE.sub(meant, text.encode()).decode()
     except UnicodeError:
-        raise ArgumentError("reverse_prompt", text, r"UTF-8, with \xHH for a byte") from None
+        raise ArgumentError("stop", text, r"UTF-8, with \xHH for a byte") from None
 
 
 def _of_chats(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def test_a_stamp_in_a_system_prompt_does_not_part_prefixes() -> None:
      "messages[0].content[0]", UnsupportedError),
     ({"messages": [_ASK, {"role": "assistant", "content": [
         {"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
-     "the last message", ArgumentError),
+     "messages", ArgumentError),
     ({"max_tokens": 0}, "max_tokens", ApiError),
     ({"stop_sequences": [1]}, "stop_sequences", ApiError),
     ({"tools": [{"name": "a"}]}, "tools[0].input_schema", ApiError),

@@ -47,7 +47,7 @@ def client() -> Iterator[Client]:
     ("/completion", {"prompt": "a", "n_probs": -1}, "n_probs"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]},
      "input_extra[0].text"),
-    ("/v1/embeddings", {"input": ""}, "input"), ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+    ("/v1/embeddings", {"input": ""}, "input"), ("/detokenize", {"tokens": [-1]}, "tokens"),
     ("/v1/responses", {"input": "a", "background": True}, "background"),
     ("/v1/responses", {"input": [{"role": "x", "content": "a"}]}, "input[0].role"),
 ])  # fmt: skip
