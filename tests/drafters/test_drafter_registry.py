@@ -256,6 +256,6 @@ def test_options_out_of_range(values: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize("keyword", ["draft", "draft_model"])
 def test_an_open_model_is_no_draft(keyword: str) -> None:
     path = str(model_path("llama"))
-    with Llama(path, n_ctx=64) as opened, pytest.raises(ArgumentError, match="no open model"):
+    with Llama(path, n_ctx=64) as opened, pytest.raises(ArgumentError):
         given: dict[str, Any] = {keyword: opened}
         Llama(path, n_ctx=64, **given)

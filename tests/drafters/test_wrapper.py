@@ -218,7 +218,7 @@ def test_a_failure_inside_is_of_its_sequence(wrap: type[DrafterWrapper]) -> None
 
 @pytest.mark.parametrize("inner", [None, "draft.gguf", Halved, object], ids=str)
 def test_what_is_no_drafter_cannot_be_wrapped(inner: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"drafter must be a Drafter, not .*open_draft\(path\)"):
+    with pytest.raises(ArgumentError):
         DrafterWrapper(inner)
 
 
