@@ -100,6 +100,8 @@ class RowDraft(ABC):
         n_perm: the length of the longest draft for PERM.
         n_open: the max_draft of other drafters; None for the file's own.
         perm_options: the options of the builder of the draft for PERM.
+        perm_variants: further options of it; each uses another path of the code.
+        perm_lengths: the lengths of drafts of which each is accepted as a whole.
         tier: the tier of its tests, if they are not quick: they take as long as all others.
         n_ubatches: the sizes of physical batches in which prompts are read.
         faults: the classes of tests/tampering.py that each path has to notice.
@@ -116,6 +118,8 @@ class RowDraft(ABC):
     n_perm: int
     n_open: int | None
     perm_options: Mapping[str, Any] = field(default_factory=dict)
+    perm_variants: tuple[Mapping[str, Any], ...] = ()
+    perm_lengths: tuple[int, ...] = (1,)
     tier: str = ""
     n_ubatches: tuple[int, ...] = (1, 3, 7, 32)
     faults: tuple[str, ...] = ("Shifted", "Permuted", "NotANumber")
@@ -383,6 +387,15 @@ ROW_DRAFTS: dict[str, RowDraft] = {
             },
             lengths=(8,),
             n_perm=4,
+            perm_variants=(
+                {"norm_output": True},
+                {"reduced": True},
+                {"read_token": True},
+                {"target_layers": (0, 2, 4)},
+                {"target_layers": (4,)},
+                {"target_layers": (0, 1, 2, 3, 4)},
+            ),
+            perm_lengths=tuple(range(1, 17)),
         ),
         _DFlash(
             name="dflash",
@@ -399,6 +412,19 @@ ROW_DRAFTS: dict[str, RowDraft] = {
             n_perm=7,
             # The mask is a token that no text comes to: it is pending never.
             perm_options={"read": "newest", "mask_token": ENDOFTEXT},
+            perm_variants=(
+                *dflash_tools.KINDS.values(),
+                {"reduced": True},
+                {"reduced": True, **dflash_tools.KINDS["dflash2"]},
+                {"reduced": True, **dflash_tools.KINDS["dspark"]},
+                {"target_layers": (0, 2, 4)},
+                {"target_layers": (4,)},
+                {"causal": True},
+                {"sliding_window": 17},
+                {"sliding_window": 17, "window_pattern": (True, False)},
+            ),
+            perm_lengths=tuple(range(1, 8)),
+            faults=("Shifted", "Permuted", "NotANumber", "Swapped"),
         ),
         _Mtp(
             name="mtp",
@@ -409,6 +435,7 @@ ROW_DRAFTS: dict[str, RowDraft] = {
             lengths=(8,),
             n_perm=4,
             perm_arch="glm4moe",
+            perm_lengths=tuple(range(1, 9)),
             tier="release",
         ),
         _Mtp(
@@ -422,6 +449,7 @@ ROW_DRAFTS: dict[str, RowDraft] = {
             kind="step35",
             n_heads=3,
             perm_arch="step35",
+            perm_lengths=(1, 2, 3),
             tier="slow",
         ),
         _SmallModel(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters import Committed, Drafter, DraftRequest, Features
-from pyllama_spec.drafters.chain import Choice
+from pyllama_spec.drafters.draft_memory import Choice
 from pyllama_spec.drafters.small_model import TokenMemory
 from pyllama_spec.engine import Batch
 

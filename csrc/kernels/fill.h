@@ -12,14 +12,6 @@
 #include <cstddef>
 #include <cstring>
 
-// Forces inlining into the tile: compilers consider the function too long, and otherwise weights would pass through
-// memory before the products.
-#if defined(__GNUC__)
-#define PYLLAMA_SPEC_INLINE __attribute__((always_inline))
-#else
-#define PYLLAMA_SPEC_INLINE
-#endif
-
 namespace pyllama_spec {
 
 template <class T> T load(const void * from) {

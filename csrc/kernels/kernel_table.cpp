@@ -18,7 +18,7 @@ namespace {
 using Vectors = Avx512;
 #else
 #define ISA "AVX2"
-using Vectors = Avx2<false>;
+using Vectors = Twice<Avx2<false>>;
 #endif
 
 // Whether the wider of two sets of kernels for 256 bits is there, in this file and in the processor.

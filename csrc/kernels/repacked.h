@@ -11,9 +11,9 @@
 namespace pyllama_spec {
 
 // 32 numbers of BITS bits of each of N rows. A vector of 4N bytes has four numbers of each row, in the order of the rows;
-// vector v is the numbers 4v .. 4v + 3. With fewer than eight bits, the low nibbles of the first four planes are the vectors
-// 0 .. 3, and the high ones 4 .. 7; then come two planes with two bits of each of four vectors, then one with a bit of each
-// of the eight; or only those of these planes that add up to BITS.
+// vector v is the numbers 4v .. 4v + 3. With fewer than eight bits there are, in this order, as many of these as add up to
+// BITS: a plane with a bit of each of the eight vectors, two planes with two bits of each of four vectors, and four planes
+// whose low nibbles are the vectors 0 .. 3, and the high ones 4 .. 7. A kernel so reads planes in their order.
 template <int BITS, int N> struct Numbers {
     uint8_t planes[BITS][4 * N];
 };

@@ -10,8 +10,6 @@
 
 #include <utility>
 
-#define PYLLAMA_SPEC_INLINE __attribute__((always_inline))
-
 namespace pyllama_spec {
 
 namespace {
@@ -136,15 +134,15 @@ inline PYLLAMA_SPEC_INLINE uint8x16_t numbers(const Numbers<BITS, HEIGHT> & q, i
         constexpr int LOW = BITS & 4, MID = BITS & 6;
         uint8x16_t x;
         if constexpr (LOW) {
-            const uint8x16_t both = bytes(q.planes[C] + at);
+            const uint8x16_t both = bytes(q.planes[BITS % 4 + C] + at);
             x = HALF ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15));
         }
         if constexpr (BITS & 2) {
-            const uint8x16_t two = moved<2 * C, LOW>(bytes(q.planes[LOW + HALF] + at));
+            const uint8x16_t two = moved<2 * C, LOW>(bytes(q.planes[BITS % 2 + HALF] + at));
             x = LOW ? joined(x, two, 3 << LOW) : vandq_u8(two, vdupq_n_u8(3));
         }
         if constexpr (BITS & 1) {
-            x = joined(x, moved<4 * HALF + C, MID>(bytes(q.planes[BITS - 1] + at)), 1 << MID);
+            x = joined(x, moved<4 * HALF + C, MID>(bytes(q.planes[0] + at)), 1 << MID);
         }
         return x;
     }

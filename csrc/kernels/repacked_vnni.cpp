@@ -5,7 +5,7 @@
 #include "repacked_x86.h"
 
 const pyllama_spec::RepackedKernel * pyllama_spec::repacked_kernel_vnni_of(ggml_type type) {
-    return kernel_x86_of<Avx2<true>>(type);
+    return kernel_x86_of<Twice<Avx2<true>>>(type);
 }
 
 #else

@@ -115,6 +115,9 @@ template <bool IS_VNNI> struct Avx2 {
     static I add_16(I a, I b) { return _mm256_add_epi16(a, b); }
     static I size(I a) { return _mm256_abs_epi8(a); }
     static I signed_by(I x, I w) { return _mm256_sign_epi8(x, w); }
+    static I below_zero(I x) { return _mm256_cmpgt_epi8(zero(), x); }
+    static I one_of(I a, I b) { return _mm256_xor_si256(a, b); }
+    static I less_32(I a, I b) { return _mm256_sub_epi32(a, b); }
     static I ones() { return _mm256_set1_epi16(1); }
 
     static I twice(const void * bytes) {  // in 16 bits
@@ -127,10 +130,70 @@ template <bool IS_VNNI> struct Avx2 {
     }
 };
 
+// Two vectors as one of twice the lanes: each activation is loaded once for both.
+template <class V> struct Twice {
+    struct I {
+        typename V::I a, b;
+    };
+
+    struct F {
+        typename V::F a, b;
+    };
+
+    static constexpr int  N = 2 * V::N, N_MOST = V::N_MOST;
+    static constexpr bool HAS_DOT = V::HAS_DOT;
+
+    template <int K> static inline PYLLAMA_SPEC_INLINE typename V::I part(I x) { return K == 0 ? x.a : x.b; }
+    template <int K> static inline PYLLAMA_SPEC_INLINE typename V::F part(F x) { return K == 0 ? x.a : x.b; }
+    template <int K, class T> static inline PYLLAMA_SPEC_INLINE T part(T x) { return x; }
+    static inline PYLLAMA_SPEC_INLINE I joined(typename V::I a, typename V::I b) { return { a, b }; }
+    static inline PYLLAMA_SPEC_INLINE F joined(typename V::F a, typename V::F b) { return { a, b }; }
+
+#define EACH(f) \
+    template <class... X> static inline PYLLAMA_SPEC_INLINE auto f(X... x) { \
+        return joined(V::f(part<0>(x)...), V::f(part<1>(x)...)); \
+    }
+    EACH(zero) EACH(byte) EACH(four) EACH(lanes) EACH(ones) EACH(one) EACH(none)
+    EACH(both) EACH(right) EACH(left) EACH(with) EACH(look_up) EACH(add) EACH(times) EACH(shifted_32) EACH(if_less) EACH(less)
+    EACH(as_floats) EACH(floats) EACH(mul) EACH(fma) EACH(minus)
+    EACH(dot) EACH(dot_16) EACH(pairs) EACH(add_16) EACH(size) EACH(signed_by)
+    EACH(below_zero) EACH(one_of) EACH(less_32)
+#undef EACH
+
+    // From memory: bytes of a vector's part.
+#define LOAD(f, bytes) \
+    static inline PYLLAMA_SPEC_INLINE auto f(const void * x) { \
+        return joined(V::f(x), V::f((const char *) x + (bytes))); \
+    }
+    LOAD(at, 4 * V::N) LOAD(of_bytes, V::N) LOAD(of_unsigned, V::N) LOAD(wide, 2 * V::N) LOAD(halves, 2 * V::N) LOAD(twice, V::N)
+#undef LOAD
+
+    static I interleaved(const char * a, const char * b) {
+        return { V::interleaved(a, b), V::interleaved(a + V::N, b + V::N) };
+    }
+
+    static F load_floats(const float * x) { return { V::load_floats(x), V::load_floats(x + V::N) }; }
+
+    static void store_floats(float * to, F x) {
+        V::store_floats(to, x.a);
+        V::store_floats(to + V::N, x.b);
+    }
+
+    static void store(void * to, I x) {
+        V::store(to, x.a);
+        V::store((char *) to + 4 * V::N, x.b);
+    }
+};
+
 // Keeps weights in a register: otherwise GCC unpacks many ahead and has no registers left for wide tiles.
 template <class I> inline PYLLAMA_SPEC_INLINE void pin([[maybe_unused]] I & x) {
 #if defined(__GNUC__)
-    __asm__("" : "+v"(x));
+    if constexpr (std::is_class_v<I>) {
+        pin(x.a);
+        pin(x.b);
+    } else {
+        __asm__("" : "+v"(x));
+    }
 #endif
 }
 
@@ -146,6 +209,9 @@ template <class V, int BITS_, int OFFSET_, Values VALUES = Values::NUMBERS> stru
     // Products of pairs that fit 16 bits together.
     static constexpr int N_PAIRS = BITS == 6 ? 2 : BITS == 5 || VALUES == Values::POWERS ? 4 : 8;
 
+    // Of four bits, six rows need more registers than there are without VNNI.
+    static constexpr int N_MOST = BITS == 4 && !IS_BYTE && !V::HAS_DOT ? 5 : V::N_MOST;
+
     // Vector v of 32 numbers.
     static inline PYLLAMA_SPEC_INLINE typename V::I vector(const Numbers<BITS, V::N> & q, int v) {
         using I = typename V::I;
@@ -156,15 +222,15 @@ template <class V, int BITS_, int OFFSET_, Values VALUES = Values::NUMBERS> stru
         const auto moved = [](I x, int by) PYLLAMA_SPEC_INLINE { return by > 0 ? V::left(x, by) : by < 0 ? V::right(x, -by) : x; };
         I out = V::zero();
         if constexpr (AFTER_NIBBLES) {
-            const I x = V::at(q.planes[v % 4]);
+            const I x = V::at(q.planes[BITS % 4 + v % 4]);
             out = V::both(v < 4 ? x : V::right(x, 4), V::byte(15));
         }
         if constexpr (N_AFTER) {
-            const I x = moved(V::at(q.planes[AFTER_NIBBLES + v / 4]), AFTER_NIBBLES - 2 * (v % 4));
+            const I x = moved(V::at(q.planes[BITS % 2 + v / 4]), AFTER_NIBBLES - 2 * (v % 4));
             out = AFTER_NIBBLES ? V::with(out, x, V::byte(3 << AFTER_NIBBLES)) : V::both(x, V::byte(3));
         }
         if constexpr (BITS % 2) {
-            out = V::with(out, moved(V::at(q.planes[BITS - 1]), AFTER_NIBBLES + N_AFTER - v), V::byte(1 << (AFTER_NIBBLES + N_AFTER)));
+            out = V::with(out, moved(V::at(q.planes[0]), AFTER_NIBBLES + N_AFTER - v), V::byte(1 << (AFTER_NIBBLES + N_AFTER)));
         }
         if constexpr (VALUES != Values::NUMBERS) {
             out = V::look_up(table(), out);
@@ -185,7 +251,9 @@ template <class V, int BITS_, int OFFSET_, Values VALUES = Values::NUMBERS> stru
 template <class V, class F, int R> struct Sums {
     using I = typename V::I;
     static constexpr int N_CHAINS = V::HAS_DOT && R < 4 ? 2 : 1;  // few sums would wait for themselves
-    I sums[N_CHAINS][R], pairs[R], factor;
+    // -x is (x ^ -1) + 1: cheaper than a sign for each row is one sum of what is missing for all.
+    static constexpr bool IS_INVERTED = F::IS_BYTE && !V::HAS_DOT && R > 2;
+    I sums[N_CHAINS][R], pairs[R], factor, inverted;
 
     inline PYLLAMA_SPEC_INLINE void begin(int r, I start) {
         sums[0][r] = start;
@@ -204,14 +272,32 @@ template <class V, class F, int R> struct Sums {
         } else if constexpr (F::IS_BYTE) {
             I size = V::size(w);
             pin(size);
+            if constexpr (IS_INVERTED) {
+                I is_negative = V::below_zero(w);
+                pin(is_negative);
+                const I now = V::pairs(size, is_negative);
+                inverted = i == 0 ? now : V::add_16(inverted, now);
+                pin(inverted);
+                for (int r = 0; r < R; ++r) {
+                    I four = V::four(x + r * stride);
+                    sums[0][r] = V::dot_16(sums[0][r], V::pairs(size, V::one_of(four, is_negative)), factor);
+                    pin(sums[0][r]);
+                }
+                if (i + 1 == n) {
+                    inverted = V::dot_16(V::zero(), inverted, factor);
+                }
+                return;
+            }
             for (int r = 0; r < R; ++r) {
-                sums[0][r] = V::dot_16(sums[0][r], V::pairs(size, V::signed_by(V::four(x + r * stride), w)), factor);
+                I four = V::four(x + r * stride);
+                sums[0][r] = V::dot_16(sums[0][r], V::pairs(size, V::signed_by(four, w)), factor);
                 pin(sums[0][r]);
             }
         } else {
             const bool is_last = (i + 1) % F::N_PAIRS == 0 || i + 1 == n;
             for (int r = 0; r < R; ++r) {
-                const I now = V::pairs(w, V::four(x + r * stride));
+                I four = V::four(x + r * stride);
+                const I now = V::pairs(w, four);
                 pairs[r] = i % F::N_PAIRS == 0 ? now : V::add_16(pairs[r], now);
                 pin(pairs[r]);  // otherwise GCC adds the products of all vectors in a tree, from memory
                 if (is_last) {
@@ -222,6 +308,9 @@ template <class V, class F, int R> struct Sums {
     }
 
     inline PYLLAMA_SPEC_INLINE I of(int r) const {
+        if constexpr (IS_INVERTED) {
+            return V::less_32(sums[0][r], inverted);
+        }
         return N_CHAINS == 1 ? sums[0][r] : V::add(sums[0][r], sums[N_CHAINS - 1][r]);
     }
 
@@ -241,11 +330,13 @@ template <class V, class F, int R> struct Sums {
 };
 
 // Prefetches, into the second cache, what a wide tile needs later: it reads too slowly for the processor to run ahead, but
-// a narrow one is slower with it. n bytes of a block are as many of a later one.
-template <class F, int R> inline PYLLAMA_SPEC_INLINE void prefetch_later(const char * block, size_t n) {
-    if constexpr (R >= (F::BITS == 8 ? 6 : F::BITS > 4 ? 2 : 3)) {
-        for (size_t at = 0; at < n; at += 64) {
-            _mm_prefetch(block + (12 << 10) + at, _MM_HINT_T1);
+// a narrow one is slower with it (measured by tile_speed.cpp). n bytes of a block are as many of a later one.
+template <class V, class B, int BITS, int R> inline PYLLAMA_SPEC_INLINE void prefetch_later(const B & block, size_t at, size_t n) {
+    constexpr bool IS_SMALL = sizeof(B) < 1024;
+    constexpr int  FIRST = V::HAS_DOT ? (BITS == 8 ? 6 : BITS > 4 ? 2 : 3) : BITS == 8 ? 4 : BITS == 4 && IS_SMALL ? 2 : 1;
+    if constexpr (R >= FIRST) {
+        for (size_t i = at; i < at + n; i += 64) {
+            _mm_prefetch((const char *) &block + (12 << 10) + i, _MM_HINT_T1);
         }
     }
 }
@@ -268,11 +359,12 @@ template <class V> inline PYLLAMA_SPEC_INLINE typename V::F scales_of(const Bloc
 
 template <class V, class B, class F> struct TileOf32 {
     using Block = B;
+    static constexpr int    N_MOST = F::N_MOST;
     static constexpr size_t N_X_BYTES = 40;
 
     template <int R> static inline PYLLAMA_SPEC_INLINE void add(const B & b, const char * x, typename V::F (&out)[R]) {
         constexpr bool HAS_MIN = has_min((const B *) nullptr);
-        prefetch_later<F, R>((const char *) &b, sizeof(b));
+        prefetch_later<V, B, F::BITS, R>(b, 0, sizeof(b));
         Sums<V, F, R> sums;
         if constexpr (!V::HAS_DOT) {
             sums.factor = V::ones();
@@ -339,7 +431,7 @@ inline PYLLAMA_SPEC_INLINE void unpack_scales(const SuperWithScales<BITS, PARTS,
 
 template <class V, class B, class F, int PART, bool HAS_MINS> struct TileOf256 {
     using Block = B;
-    static constexpr int    N_PARTS = 256 / PART;
+    static constexpr int    N_MOST = F::N_MOST, N_PARTS = 256 / PART;
     // An offset of the weights: initial values where products are summed in 32 bits, otherwise sums as for minima.
     static constexpr bool   HAS_STARTS = F::OFFSET != 0 && V::HAS_DOT, HAS_SUMS = HAS_MINS || (F::OFFSET != 0 && !V::HAS_DOT);
     static constexpr size_t N_X_BYTES = 256 + N_PARTS * ((HAS_STARTS ? 4 : 0) + (HAS_SUMS ? 2 : 0)) + 4;
@@ -375,7 +467,7 @@ template <class V, class B, class F, int PART, bool HAS_MINS> struct TileOf256 {
             x += (PART + (HAS_STARTS ? 4 : 0)) * R;
         };
         for (int p = 0; p < 8; ++p) {
-            prefetch_later<F, R>((const char *) &b + p * (sizeof(B) / 8), sizeof(B) / 8);
+            prefetch_later<V, B, F::BITS, R>(b, p * (sizeof(B) / 8), sizeof(B) / 8);
             if constexpr (PART == 16) {
                 part(2 * p, 0);
                 part(2 * p + 1, 1);
@@ -431,6 +523,14 @@ template <class V, class T, int R> void tile_of_groups(const Panel & panel) {
     }
 }
 
+template <class V, class T, int R> constexpr auto tile_or_none() -> void (*)(const Panel &) {
+    if constexpr (R <= T::N_MOST) {
+        return tile_of_groups<V, T, R>;
+    } else {
+        return nullptr;
+    }
+}
+
 // The engine's quantize_row_q8_K, which is not vectorised, to the bit.
 inline void quantize_q8_K(const float * from, void * to, int64_t n_k) {
     block_q8_K * out = (block_q8_K *) to;
@@ -482,11 +582,10 @@ inline void quantize_q8_K(const float * from, void * to, int64_t n_k) {
 template <class V, class T, class C, bool IS_FLIPPED> RepackedKernel kernel_x86(decltype(RepackedKernel::fill) fill) {
     using R = Repacking<C, V::N, IS_FLIPPED ? 128 : 0>;
     static_assert(std::is_same_v<typename R::To, typename T::Block>);
-    return { V::N, V::N_MOST, R::LENGTH, sizeof(typename R::To), sizeof(typename C::From), T::N_X_BYTES, R::pack, R::unpack,
+    return { V::N, T::N_MOST, R::LENGTH, sizeof(typename R::To), sizeof(typename C::From), T::N_X_BYTES, R::pack, R::unpack,
         R::LENGTH == QK_K ? quantize_q8_K : nullptr, fill,
         { tile_of_groups<V, T, 1>, tile_of_groups<V, T, 2>, tile_of_groups<V, T, 3>, tile_of_groups<V, T, 4>,
-          tile_of_groups<V, T, 5>, tile_of_groups<V, T, 6>, V::N_MOST > 6 ? tile_of_groups<V, T, V::N_MOST - 1> : nullptr,
-          V::N_MOST > 6 ? tile_of_groups<V, T, V::N_MOST> : nullptr } };
+          tile_of_groups<V, T, 5>, tile_or_none<V, T, 6>(), tile_or_none<V, T, 7>(), tile_or_none<V, T, 8>() } };
 }
 
 template <class V, class C, class F> const RepackedKernel * of_32() {

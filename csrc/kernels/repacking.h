@@ -237,13 +237,13 @@ template <class Way, int BITS, int N, class Q, class P> void copy_planes(Q (&num
             bits<Way>(numbers[v], 0, to.planes[v], 0, 8, 4 * N);
         }
         if constexpr (AFTER_NIBBLES) {
-            bits<Way>(numbers[v], 0, to.planes[v % 4], 4 * (v / 4), 4, 4 * N);
+            bits<Way>(numbers[v], 0, to.planes[BITS % 4 + v % 4], 4 * (v / 4), 4, 4 * N);
         }
         if constexpr (N_AFTER) {
-            bits<Way>(numbers[v], AFTER_NIBBLES, to.planes[AFTER_NIBBLES + v / 4], 2 * (v % 4), 2, 4 * N);
+            bits<Way>(numbers[v], AFTER_NIBBLES, to.planes[BITS % 2 + v / 4], 2 * (v % 4), 2, 4 * N);
         }
         if constexpr (BITS % 2) {
-            bits<Way>(numbers[v], AFTER_NIBBLES + N_AFTER, to.planes[BITS - 1], v, 1, 4 * N);
+            bits<Way>(numbers[v], AFTER_NIBBLES + N_AFTER, to.planes[0], v, 1, 4 * N);
         }
     }
 }

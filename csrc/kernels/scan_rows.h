@@ -63,11 +63,6 @@ using Vector = Single;
 
 // Calls f(0), f(1) .. with constants, so that an array indexed only by them stays in registers. GCC keeps an array in
 // memory if a loop indexes it, even an unrolled loop.
-#if defined(__GNUC__)
-#define PYLLAMA_SPEC_INLINE __attribute__((always_inline))
-#else
-#define PYLLAMA_SPEC_INLINE
-#endif
 template <class F, int... I> PYLLAMA_SPEC_INLINE inline void call_each(const F & f, std::integer_sequence<int, I...>) {
     (f(std::integral_constant<int, I>()), ...);
 }

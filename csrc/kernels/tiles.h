@@ -10,6 +10,13 @@
 #include <cstdint>
 #include <type_traits>
 
+// Forces inlining into a tile: compilers consider the function too long, and numbers would pass through memory.
+#if defined(__GNUC__)
+#define PYLLAMA_SPEC_INLINE __attribute__((always_inline))
+#else
+#define PYLLAMA_SPEC_INLINE
+#endif
+
 namespace pyllama_spec {
 
 constexpr int WIDTH = 6;  // maximum number of activation rows in a tile whose sums stay in registers

@@ -23,8 +23,8 @@ from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context import NO_TRANSFERS, Transfers
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.llama.open_model import OpenModel
-from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.speculative import (
     RowObserver,
     SequenceState,

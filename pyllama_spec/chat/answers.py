@@ -14,16 +14,92 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from pyllama_spec.chat.grammar_rules import calls_grammar, named_calls
 from pyllama_spec.constraints import schema_grammar
 from pyllama_spec.engine import ChatSession, Vocab
 from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
+# The engine's own grammar of several calls, of templates in the way of Hermes and Qwen: it repeats
+# what may be empty, which is left recursion, and which the engine's own sampler refuses.
+_NULLABLE_LOOP = re.compile(r"\((\S+)\? space\)\+")
+# The text that the engine allows before a forced call. A small model would generate it to
+# the end of the answer; OpenAI's answers have none, and llama-cpp-python's neither.
+_TEXT_BEFORE_CALL = re.compile(
+    r"^(root ::= .*?)\buntil-\d+\?? (?:space )?(?=tool-call)", re.MULTILINE
+)
+# White space inside of a call's JSON, which a small model would repeat without end: a blank at
+# most, as in constraints.py. What lies between the tags of a call stays the template's.
+_JSON_SPACE = re.compile(r'(?<="[{\[:,]" )space\b|\bspace(?= "[}\]:,]")')
+# The engine's grammars of calls in tags of their own take several, also where one was asked for.
+_REPEATED_CALLS = re.compile(
+    r"^((?:tool-calls|tools) ::= )\((\S+?)(?: space)?\)[+*]$", re.MULTILINE
+)
+# A text by a schema, which the engine lets stand in a fence, that its parsers of calls do not know.
+_FENCED = re.compile(r'\("```json" space (\S+) space "```" \| space \1 space\)')
+# A text in quotes, a class of characters, a comment, or the name of a rule.
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*|([a-zA-Z][a-zA-Z0-9_-]*)')
+
+
+def calls_grammar(rules: str, *, single: bool, at_once: bool) -> str:
+    """The engine's rules of calls, in the form that a sampler takes.
+
+    `single`: the answer has at most one call. `at_once`: nothing comes before the call, and its
+    JSON is on one line.
+    """
+    rules = _NULLABLE_LOOP.sub(r"(\1 space)*", rules)
+    rules = _REPEATED_CALLS.sub(r"\1\2", rules) if single else rules
+    if not at_once:
+        return rules
+    rules = _JSON_SPACE.sub("blank", _TEXT_BEFORE_CALL.sub(r"\1", rules))
+    return f'{rules.rstrip()}\nblank ::= " "?\n'
+
+
+def renamed(rules: str, prefix: str) -> str:
+    """The rules with a prefix before each name."""
+
+    def part(match: re.Match[str]) -> str:
+        return f"{prefix}{match[1]}" if match[1] else match[0]
+
+    return _PART.sub(part, rules)
+
+
+def either(alternatives: Sequence[str]) -> str:
+    """Rules for a text of any of several grammars, each with its rule `root`."""
+    names = [f"either-{i}-" for i in range(len(alternatives))]
+    root = " | ".join(f"{name}root" for name in names)
+    parts = [renamed(rules, name) for name, rules in zip(names, alternatives, strict=True)]
+    return "\n".join([f"root ::= {root}", *parts])
+
+
+def unfenced(rules: str) -> str:
+    """The engine's rules of a text by a schema, without the code fence around it."""
+    return _FENCED.sub(r"\1", rules)
+
+
+def after(text: str, rules: str) -> str:
+    """The rules for a text that continues a given beginning."""
+    return f"root ::= {json.dumps(text, ensure_ascii=False)} after-root\n{renamed(rules, 'after-')}"
+
+
+def named_calls(arguments: Mapping[str, str]) -> str:
+    """Rules for {"name": ..., "arguments": ...}."""
+    names = {name: f"call-{i}-" for i, name in enumerate(arguments)}
+    lines = [f"root ::= {' | '.join(f'{one}call' for one in names.values())}", 'blank ::= " "?']
+    for name, prefix in names.items():
+        # The name as JSON has it, and that as a text of the grammar.
+        text = json.dumps('"name": ' + json.dumps(name, ensure_ascii=False), ensure_ascii=False)
+        lines.append(
+            f'{prefix}call ::= "{{" blank {text} blank "," blank "\\"arguments\\":" blank '
+            f'{prefix}root blank "}}"'
+        )
+        lines.append(renamed(arguments[name], prefix))
+    return "\n".join(lines)
+
+
 # How far after the parsed part an unfinished call is searched, in characters: the end of the
 # call before it is shorter.
 _MAX_CLOSING = 64
-# What is before the arguments of a call in the form of grammar_rules.named_calls().
+# What is before the arguments of a call in the form of named_calls().
 _CALL_HEAD = re.compile(r'\{ ?"name": ("(?:[^"\\]|\\.)*") ?, ?"arguments": ?(?=[^ ])')
 
 
@@ -116,7 +192,7 @@ class AnswerText:
 class _Parsed(NamedTuple):
     answer: Answer
     is_whole: bool
-    n_told: int  # characters
+    n_parsed: int  # characters
 
 
 class EngineReader:
@@ -180,13 +256,13 @@ class EngineReader:
         ]  # fmt: skip
         content = parsed["content"].removeprefix(self._begun)
         answer = Answer(content, parsed["reasoning_content"], calls)
-        n_told = len(text.encode(errors="replace")[: parsed["n_told"]].decode(errors="replace"))
+        n_parsed = len(text.encode(errors="replace")[: parsed["n_told"]].decode(errors="replace"))
         # White space before a text is not part of any form: the engine's parsers skip it.
         blank = text[: len(text) - len(text.lstrip())]
         has_text = bool(answer.content) and not answer.reasoning
         if has_text and text.startswith(blank + answer.content):
             answer.content = blank + answer.content
-        return _Parsed(answer, is_whole, n_told)
+        return _Parsed(answer, is_whole, n_parsed)
 
     def _whole(self, text: str) -> Answer:
         parsed = self._parse(text)
@@ -211,9 +287,9 @@ class EngineReader:
         ended = self._with_sign(text)
         if ended is not None:
             return ended
-        answer, n_told = parsed.answer, parsed.n_told
+        answer, n_parsed = parsed.answer, parsed.n_parsed
         # The beginning of a call at the end, which is not yet a call, is text.
-        for at in range(min(n_told + _MAX_CLOSING, len(text)), n_told - 1, -1):
+        for at in range(min(n_parsed + _MAX_CLOSING, len(text)), n_parsed - 1, -1):
             clean = self._clean(text[:at])
             if clean is not None and clean.calls == answer.calls:
                 rest = text[at:]
@@ -221,7 +297,7 @@ class EngineReader:
                 return clean if is_blank else replace(clean, content=clean.content + rest)
         if answer.calls:  # the end of a call is missing, or something in it
             return answer
-        return replace(answer, content=answer.content + text[n_told:])
+        return replace(answer, content=answer.content + text[n_parsed:])
 
     def _clean(self, text: str) -> Answer | None:
         """The answer of a text that parses completely, else None."""
@@ -256,7 +332,7 @@ class EngineReader:
         if answer.content or answer.calls:
             return answer
         if answer.reasoning:
-            return replace(answer, content=self._untagged(text[parsed.n_told :]))
+            return replace(answer, content=self._untagged(text[parsed.n_parsed :]))
         return self._bare(text)
 
     def _bare(self, text: str) -> Answer:
@@ -298,7 +374,7 @@ class ForcedReader:
 class AnyReader:
     """A call of one of several functions, for templates that know no tools.
 
-    Its form is that of grammar_rules.named_calls().
+    Its form is that of named_calls().
     """
 
     shown: Collection[int] = ()

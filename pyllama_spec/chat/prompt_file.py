@@ -127,15 +127,11 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
     return Prompt(names["id"], names["category"], _messages(entry["messages"]), tools=tools)
 
 
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key)
+def _text(entry: Mapping[str, Any], key: str, of: str = "") -> str:
+    value, place = entry.get(key), f"{of}{key}"
     if not isinstance(value, str) or not value:
-        raise ArgumentError(key, value, "a text that is not empty")
-    return _whole(value, key)
-
-
-def _whole(value: str, place: str) -> str:
-    """Refuses half of a character, which JSON can hold: it would be read as another one."""
+        raise ArgumentError(place, value, "a text that is not empty")
+    # Half of a character, which JSON can hold, would be read as another one.
     return checked_text(value.replace("\0", " "), place) and value
 
 
@@ -151,13 +147,10 @@ def _messages(messages: object) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(messages, list) or not messages:
         raise ArgumentError("messages", messages, "a list of messages")
     for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise ArgumentError(f"messages[{i}]", message, dict)
         for key in ("role", "content"):
-            value = message.get(key) if isinstance(message, dict) else None
-            if not isinstance(value, str) or not value:
-                raise ArgumentError(
-                    f"messages[{i}]", message, "an object with the texts 'role' and 'content'"
-                )
-            _whole(value, f"messages[{i}][{key!r}]")
+            _text(message, key, f"messages[{i}].")
     return tuple(messages)
 
 

@@ -6,19 +6,18 @@ nothing else, and its time and memory are bounded: csrc/abi/chat.cpp.
 Control tokens in messages: a rendered chat is tokenized with the names of control tokens read as
 those tokens. A message that contains such a name would then forge the turns of others, and so would
 a role, a tool's description or a variable of the template. prompt_provenance.py finds what of the
-text comes from the caller, control_tokens.py reads no control token there; RenderedChat.located
-says how much could be found.
+text comes from the caller, and reads no control token there; RenderedChat.located says how much
+could be found.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from pyllama_spec.chat.control_tokens import tokenize_chat
-from pyllama_spec.chat.messages import check_messages, render_messages
 from pyllama_spec.chat.prompt_provenance import (
     Form,
     Located,
@@ -27,9 +26,114 @@ from pyllama_spec.chat.prompt_provenance import (
     StandIns,
     locate,
     strings_of,
+    tokenize_chat,
 )
 from pyllama_spec.engine import Model, TemplateProgram, Vocab
 from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, shown, warn
+
+T = TypeVar("T")
+
+
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """Checks messages, and makes the content of each one text. A key that is None is absent."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise ArgumentError("messages", messages, "a list of objects with role and content")
+    if not messages:
+        raise ArgumentError("messages", messages, "at least one message")
+    out: list[dict[str, Any]] = []
+    for i, message in enumerate(map(present, messages)):
+        if not isinstance(message, Mapping):
+            raise ArgumentError(f"messages[{i}]", message, dict)
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise ArgumentError(f"messages[{i}].role", role, "a word such as 'user'")
+        content = _text(message.get("content"), i)
+        if content is None and not message.get("tool_calls"):
+            # Of an empty answer, or of one with a call in OpenAI's older form.
+            if role != "assistant":
+                raise ArgumentError(
+                    f"messages[{i}]", problem="has no content", remedy="give a text"
+                )
+            content = ""
+        checked = {**message, "content": content}
+        calls = checked.get("tool_calls")
+        if isinstance(calls, (list, tuple)):
+            checked["tool_calls"] = [_with_arguments(call) for call in calls]
+        out.append(checked)
+    return out
+
+
+def render_messages(
+    messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], T]
+) -> tuple[T, list[dict[str, Any]]]:
+    """Renders a template; returns its output and the messages that it read.
+
+    A call of tools has no content, which a template that knows no tools puts into its text: where
+    it fails on that, it gets "" instead. So the answers of create_chat_completion() can be given
+    back to any model.
+    """
+    try:
+        return render(messages), messages
+    except ArgumentError:
+        texts = [{**one, "content": ""} if one["content"] is None else one for one in messages]
+        if texts == messages:
+            raise
+        return render(texts), texts
+
+
+def present(thing: Any) -> Any:
+    """A dict without its keys that are None, also of a pydantic object; others unchanged."""
+    if not isinstance(thing, Mapping):
+        dump = getattr(thing, "model_dump", None)
+        return dump(exclude_none=True) if callable(dump) else thing
+    return {key: value for key, value in thing.items() if value is not None}
+
+
+def _with_arguments(call: Any) -> Any:
+    """A call with the type and the arguments that templates expect.
+
+    Arguments that are no JSON, as of an answer that max_tokens cut, become {}.
+    """
+    call = present(call)
+    function = present(call.get("function")) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments", "{}")
+    if isinstance(arguments, str) and not _is_json(arguments):
+        arguments = "{}"
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _text(content: object, i: int) -> str | None:
+    """A content as one text; None, as of assistant messages with tool calls, stays None."""
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):
+        raise ArgumentError(
+            f"messages[{i}].content", content, 'a text, or a list of {"type": "text", "text": ...}'
+        )
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, Mapping) or "type" not in part:
+            raise ArgumentError(f"messages[{i}].content", part, "a part with a type")
+        if part["type"] not in ("text", "refusal"):
+            raise UnsupportedError(
+                param=f"messages[{i}].content", value=part["type"], expected="text alone"
+            )
+        text = part.get(part["type"])
+        if not isinstance(text, str):
+            raise ArgumentError(f"messages[{i}].content", part, "a text in each part")
+        texts.append(text)
+    return "".join(texts)
+
 
 CHATML = (
     "{% for message in messages %}"
@@ -95,9 +199,9 @@ class RenderedChat:
     def cut(self, at: int, n_left_out: int) -> RenderedChat:
         """The chat up to a place; of what follows, the first `n_left_out` are the caller's."""
         caller, blank = self.caller, self.caller.blank
-        n_behind = len(self.text) - at - n_left_out
+        n_after = len(self.text) - at - n_left_out
         if blank is not None:
-            blank = blank[: len(blank) - n_behind - n_left_out]
+            blank = blank[: len(blank) - n_after - n_left_out]
         clipped = replace(
             caller, blank=blank,
             spans=tuple((a, min(b, at)) for a, b in caller.spans if a < at),
@@ -325,3 +429,77 @@ def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}]}
+
+
+# One of them, which no message has, stands where the message ends. They are for private use.
+_MARKS = ("\U0010abce", "\U0010abcf", "\U0010abd0")
+
+
+def _not_shown(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        "is not shown by the chat template in a last message", param="continue_final_message",
+        value=name, remedy="continue its content, or leave `tools` and `reasoning_format` out",
+    )  # fmt: skip
+
+
+def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
+    """The field of the last message to continue: `which`; for True the content if there is one."""
+    last = check_messages(messages)[-1]
+    if last["role"] != "assistant":
+        raise ArgumentError(
+            "continue_final_message", expected="the role assistant in the last message",
+            problem=f"continues a message with the role {shown(last['role'])}",
+        )  # fmt: skip
+    if last.get("tool_calls") or last.get("function_call"):
+        raise ArgumentError(
+            "continue_final_message",
+            problem="continues a text, and the last message is a tool call",
+        )
+    if which is True:
+        thinks = bool(last.get("reasoning_content")) and not last["content"]
+        which = "reasoning_content" if thinks else "content"
+    name = str(which)
+    if not isinstance(last.get(name), str):
+        raise ArgumentError(
+            "continue_final_message", name, "a text there",
+            problem=f"is {shown(last.get(name))} in the last message",
+        )  # fmt: skip
+    return name
+
+
+def render_continued(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    name: str,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> RenderedChat:
+    """Renders a chat up to the end of its last message's text.
+
+    The template writes the message as it writes any other, with a mark after the text, and the
+    chat ends before the mark. Where a template does not show the mark the text goes after the
+    beginning of an answer.
+    """
+    checked = check_messages(messages)
+    before, last = checked[:-1], checked[-1]
+    texts = "".join(str(value) for message in checked for value in message.values())
+    mark = next((one for one in _MARKS if one not in texts), "")
+    variables = {**variables, "add_generation_prompt": False}
+    if mark and last[name]:
+        rendered = template.render(
+            [*before, {**last, name: last[name] + mark}], tools=tools, **variables
+        )
+        at = rendered.text.rfind(mark)
+        if at >= 0:
+            return rendered.cut(at, len(mark))
+    if name != "content":
+        raise _not_shown(name)
+    variables["add_generation_prompt"] = True
+    return template.render(before, tools=tools, **variables).followed_by(last[name])
+
+
+def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None:
+    """Checks a chat that the engine has rendered up to the last message's end."""
+    text = str(check_messages(messages)[-1][name])
+    if not prompt.endswith(text) and not prompt.rstrip().endswith(text.strip()):
+        raise _not_shown(name)

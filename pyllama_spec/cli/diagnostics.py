@@ -33,9 +33,9 @@ from pyllama_spec.engine.model import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, ModelLoadError
 from pyllama_spec.gguf.reader import read_key
-from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.row_timing import in_order
+from pyllama_spec.speculative.scheduler import drafter_bound
 
 MAX_ROWS = 16
 # With the time for opening, less than a minute.
@@ -278,7 +278,7 @@ def _measure_drafts(
             longest = max(longest, len(draft.ids))
             if (failed := asked.failure(0)) is not None:
                 raise ArgumentError(
-                    "draft", problem=f"{drafter.name}: {failed.reason}{failed.place}",
+                    "draft", problem=f"{drafter.name}: {failed.reason}",
                     remedy="mend it, or leave it out to measure the target alone",
                 )  # fmt: skip
         return 1e3 * statistics.median(times[1:])

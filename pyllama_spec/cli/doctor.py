@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
@@ -15,17 +15,20 @@ from pyllama_spec.cli.options import add_options, given, path_argument
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
-from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import AUTO, MTP, make_drafter_for, open_before, wants_head
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.model import in_words
 from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.speculative.draft_bound import drafter_bound
+from pyllama_spec.options import options_of
+from pyllama_spec.speculative.scheduler import drafter_bound
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 
 # The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
+_OF_PLACES = [
+    one.name for one in options_of(OpenOptions).values() if one.group in ("target", "layers")
+]
 _INSTEAD = "give a draft's file, or leave -d out to measure the target alone"
 
 
@@ -52,7 +55,6 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run_doctor(args: argparse.Namespace) -> int:
-    args.n_gpu_layers = given(args, ("n_gpu_layers",)).get("n_gpu_layers", 0)
     result = diagnostics.report()
     result["devices"] += _on_servers(args)
     if args.draft is not None and args.model_path is None:
@@ -77,19 +79,19 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Opens the model and its draft, and adds their measurements."""
     with ExitStack() as opened:
         drafter = None
+        opening = OpenOptions(args.model_path, **given(args, _OF_PLACES))
         draft = None if args.draft is None else own_draft(args.draft)
         if draft is not None:
             # Faults of the draft are reported before the target is loaded.
             own = isinstance(draft, Drafter)  # opened already: no option is for it
-            options = DraftOptions() if own else _draft_options(args)
+            options = DraftOptions() if own else _draft_options(args.draft, opening)
             drafter = open_before(draft, args.model_path, options, _INSTEAD)
             if drafter is not None and not own:
                 opened.callback(drafter.close)
         bar = ProgressBar("loading the model")
         bar.draw(0.0)
         model = Model(
-            args.model_path, n_gpu_layers=args.n_gpu_layers, devices=args.devices,
-            rpc_servers=args.rpc_servers, progress=bar,
+            args.model_path, **opening.model_arguments(), progress=bar,
             load_mtp=wants_head(args.draft if drafter is None else drafter, args.model_path),
         )  # fmt: skip
         opened.enter_context(model)
@@ -98,7 +100,7 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
         if not args.json:
             _print_model(result["model"])
         if args.draft is not None and drafter is None:
-            drafter = make_drafter_for(model, args.draft, _draft_options(args))
+            drafter = make_drafter_for(model, args.draft, _draft_options(args.draft, opening))
             opened.callback(drafter.close)
         if drafter is not None:
             result.update(_measured_draft(args, model, drafter))
@@ -121,13 +123,11 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     ]
 
 
-def _draft_options(args: argparse.Namespace) -> DraftOptions:
-    place = draft_place(
-        args.n_gpu_layers, args.draft_gpu_layers, args.devices, args.rpc_servers
-    )  # fmt: skip
-    has_model = args.draft in (AUTO, MTP) or needs_file(args.draft)
+def _draft_options(draft: str, opening: OpenOptions) -> DraftOptions:
     # The length that a generation drafts, where the controller stops what does not pay.
-    return DraftOptions(lookup=0 if has_model else None, is_adaptive=True, **place)
+    options = opening.draft_options(progress=None, is_adaptive=True)
+    has_model = draft in (AUTO, MTP) or needs_file(draft)
+    return replace(options, lookup=0 if has_model else None)
 
 
 def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.options import options_of
-from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.stream import Generation
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.stats import plural, since_in_words, sources_as_dict, sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint

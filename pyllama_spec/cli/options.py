@@ -32,7 +32,9 @@ def argument(read: Read) -> Read:
         try:
             return read(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            is_ours = isinstance(error, ArgumentError)
+            why = str(error) if is_ours else f"invalid value: {text!r:.80}"
+            raise argparse.ArgumentTypeError(why) from None
 
     return checked
 
@@ -45,52 +47,34 @@ def add_options(
     table: type,
     *groups: str,
     helps: Mapping[str, str] | None = None,
-    defaults: Mapping[str, Any] | None = None,
     but: Iterable[str] = (),
 ) -> None:
-    """Adds the options of a table's groups to a command.
-
-    Args:
-        parser: the command's parser, or a group of its arguments.
-        table: the table.
-        groups: the groups.
-        helps: other help, by name.
-        defaults: other defaults, by name.
-        but: names to leave out.
-
-    """
+    """Adds the options of a table's groups, `but` some; `helps` is help that differs from it."""
     known = options_of(table).values()
     for one in (one for group in groups for one in known if one.group == group):
         if one.cli and one.name not in but:
-            default = one.default if one.cli_default is ... else one.cli_default
-            default = default if defaults is None else defaults.get(one.name, default)
-            _add(parser, one, default, (helps or {}).get(one.name, one.help))
+            _add(parser, one, (helps or {}).get(one.name, one.help))
 
 
-def _add(parser: _Parser, one: Option, default: Any, help_: str) -> None:
-    words = one.cli.split()
-    more: dict[str, Any] = {"dest": one.name, "help": help_}
+def _add(parser: _Parser, one: Option, help_: str) -> None:
+    default = one.default if one.cli_default is ... else one.cli_default
+    more: dict[str, Any] = {"dest": one.name, "help": help_, "default": default}
     if one.kind == "bool" and not one.words:
-        if default is True or (one.is_optional and one.none is None):
-            more["action"] = argparse.BooleanOptionalAction
-            more["default"] = default
+        action = argparse.BooleanOptionalAction if default else "store_true"
+        more |= {"action": action, "default": bool(default)}
+    else:
+        is_simple = one.read is None and one.words is None
+        simple: dict[str, Any] = {"int": int, "float": float, "str": str} if is_simple else {}
+        more["type"] = simple.get(one.kind) or argument(one.parse)
+        if one.choices:
+            more["choices"] = one.choices
+        elif one.words and one.kind == "bool":
+            more["metavar"] = "{" + ",".join(one.words) + "}"
         else:
-            more["action"] = "store_true"
-        parser.add_argument(*words, **more)
-        return
-    if one.choices:
-        more["choices"] = one.choices
-    elif one.words and one.kind == "bool":
-        more["metavar"] = "{" + ",".join(one.words) + "}"
-    else:
-        more["metavar"] = one.metavar
-    if one.is_repeated:
-        more |= {"action": "append", "default": list(default)}
-    else:
-        more["default"] = default
-    simple: dict[str, Any] = {"int": int, "float": float, "str": str}
-    plain = simple.get(one.kind) if one.read is None and one.words is None else None
-    parser.add_argument(*words, type=plain or argument(one.parse), **more)
+            more["metavar"] = one.metavar
+        if one.is_repeated:
+            more |= {"action": "append", "default": list(default)}
+    parser.add_argument(*one.cli.split(), **more)
 
 
 def given(args: argparse.Namespace, known: Collection[str]) -> dict[str, Any]:

@@ -166,8 +166,9 @@ def _config(args: argparse.Namespace, kind: _Kind) -> AnyConfig:
         parts["use"] = _filled(UseConfig, args, store=args.from_use)
         parts["corpus"] = _filled(CorpusConfig, args, n_tokens=CorpusConfig().n_tokens)
     if kind.head is not None:
-        norms = {"fc_norm": not args.plain, "norm_output": not args.plain}
-        parts["head"] = _filled(kind.head, args, **norms if args.kind == "eagle3" else {})
+        has_norms = not getattr(args, "plain", False)
+        norms = {"fc_norm": has_norms, "norm_output": has_norms} if args.kind == "eagle3" else {}
+        parts["head"] = _filled(kind.head, args, **norms)
     config: Any = _filled(kind.run, args, **parts, fit=_filled(kind.fit, args))
     return config  # type: ignore[no-any-return]
 

@@ -18,19 +18,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint folder.
+    """The content of a checkpoint folder."""
 
-    Attributes:
-        folder: its path.
-        name: the model's name, from the folder's.
-        config: config.json.
-        tensors: the tensors by their names in the files.
-    """
-
-    folder: Path
-    name: str
-    config: Json
-    tensors: Mapping[str, SourceTensor]
+    folder: Path  # its path
+    name: str  # the model's name, from the folder's
+    config: Json  # config.json
+    tensors: Mapping[str, SourceTensor]  # the tensors by their names in the files
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -22,15 +22,11 @@ class Fields:
 
     A key whose value is null counts as missing. Every read of a key raises ConversionError if two
     of the objects have different values.
-
-    Attributes:
-        values: the object.
-        where: the prefix of its keys in messages, such as "transformer_layer_config.".
-        others: further objects; a message names the first one that has the key.
     """
 
-    values: Mapping[str, Any]
-    where: str = ""
+    values: Mapping[str, Any]  # the object
+    where: str = ""  # the prefix of its keys in messages, such as "transformer_layer_config."
+    # further objects; a message names the first one that has the key
     others: tuple[Fields, ...] = ()
 
     def beside(self, *others: Fields) -> Fields:
@@ -171,30 +167,20 @@ def body_of(top: Fields) -> Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes of a draft of any kind.
+    """The sizes of a draft of any kind."""
 
-    Attributes:
-        n_embd, n_head, n_head_kv, head_size, n_ff: the sizes of each decoder layer.
-        n_layer: the file's value, which is wrong in some EAGLE-3 files of one layer.
-        n_vocab: the target's vocabulary when the draft was trained.
-        n_draft_vocab: rows of the draft's output; None if the file does not say.
-        target_n_embd: the target's width; None if the file does not say.
-        n_ctx_train, norm_eps: the file's values.
-        is_tied: whether the output is the token embedding.
-    """
-
-    n_embd: int
+    n_embd: int  # the sizes of each decoder layer
     n_head: int
     n_head_kv: int
     head_size: int
     n_ff: int
-    n_layer: int
-    n_vocab: int
-    n_draft_vocab: int | None
-    target_n_embd: int | None
-    n_ctx_train: int
+    n_layer: int  # the file's value, which is wrong in some EAGLE-3 files of one layer
+    n_vocab: int  # the target's vocabulary when the draft was trained
+    n_draft_vocab: int | None  # rows of the draft's output; None if the file does not say
+    target_n_embd: int | None  # the target's width; None if the file does not say
+    n_ctx_train: int  # the file's values
     norm_eps: float
-    is_tied: bool
+    is_tied: bool  # whether the output is the token embedding
 
     def keys(self) -> dict[str, Any]:
         """The GGUF's keys, without the architecture's prefix and block_count."""

@@ -38,7 +38,15 @@ import numpy as np
 from pyllama_spec.convert.config import Fields, Sizes, body_of, check_supported, read_sizes
 from pyllama_spec.convert.draft import Draft, Source, sizes_of
 from pyllama_spec.convert.layer_ids import Convention, Ids, to_inputs
-from pyllama_spec.convert.layout import MLP, CheckpointTensors, Facts, Row, Table, plan_tensors
+from pyllama_spec.convert.layout import (
+    ATTENTION,
+    MLP,
+    CheckpointTensors,
+    Facts,
+    Row,
+    Table,
+    plan_tensors,
+)
 from pyllama_spec.convert.rope import Rope, read_rope
 from pyllama_spec.convert.target_matrices import with_own_matrices
 from pyllama_spec.convert.vocabulary import Vocabulary, take_vocabulary
@@ -50,7 +58,6 @@ from pyllama_spec.gguf.tensors import Rows
 KINDS = ("dflash", "dflash2", "dspark")
 _MARKOV, _CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 _SELECTOR = "candidate_selector.hidden_projection.weight"
-_ATTENTION = "layers.{i}.self_attn."
 _TABLE = Table(
     outer=(
         Row("token_embd.weight", "embed_tokens.weight", "n_trained n_embd", "maybe",
@@ -72,28 +79,17 @@ _TABLE = Table(
             "n_trained n_selector", "selector", n_rows="n_vocab"),
     ),
     layer=(
-        Row("blk.{i}.attn_norm.weight", "layers.{i}.input_layernorm.weight", "n_embd"),
-        Row("blk.{i}.ffn_norm.weight", "layers.{i}.post_attention_layernorm.weight", "n_embd"),
-        Row("blk.{i}.attn_q.weight", f"{_ATTENTION}q_proj.weight", "n_q n_embd", order="q"),
-        Row("blk.{i}.attn_q.bias", f"{_ATTENTION}q_proj.bias", "n_q", "bias", "q"),
-        Row("blk.{i}.attn_k.weight", f"{_ATTENTION}k_proj.weight", "n_kv n_embd", order="k"),
-        Row("blk.{i}.attn_k.bias", f"{_ATTENTION}k_proj.bias", "n_kv", "bias", "k"),
-        Row("blk.{i}.attn_v.weight", f"{_ATTENTION}v_proj.weight", "n_kv n_embd"),
-        Row("blk.{i}.attn_v.bias", f"{_ATTENTION}v_proj.bias", "n_kv", "bias"),
-        Row("blk.{i}.attn_output.weight", f"{_ATTENTION}o_proj.weight", "n_embd n_q"),
-        Row("blk.{i}.attn_output.bias", f"{_ATTENTION}o_proj.bias", "n_embd", "maybe"),
-        Row("blk.{i}.attn_q_norm.weight", f"{_ATTENTION}q_norm.weight", "head_size", order="head"),
-        Row("blk.{i}.attn_k_norm.weight", f"{_ATTENTION}k_norm.weight", "head_size", order="head"),
-        Row("blk.{i}.attn_sinks.weight", f"{_ATTENTION}sinks", "n_head", "sinks"),
+        Row("attn_norm.weight", "input_layernorm.weight", "n_embd"),
+        Row("ffn_norm.weight", "post_attention_layernorm.weight", "n_embd"),
+        *ATTENTION,
+        Row("attn_sinks.weight", "self_attn.sinks", "n_head", "sinks"),
         *MLP,
-        Row("blk.{i}.attn_conv_base", "layers.{i}.attention_conv.base_kernel",
-            "2 n_kernel n_embd", "selector"),
-        Row("blk.{i}.attn_conv_proj.weight", "layers.{i}.attention_conv.kernel_projection.weight",
+        Row("attn_conv_base", "attention_conv.base_kernel", "2 n_kernel n_embd", "selector"),
+        Row("attn_conv_proj.weight", "attention_conv.kernel_projection.weight",
             "n_kernels n_embd", "selector"),
-        Row("blk.{i}.ffn_conv_base", "layers.{i}.mlp_conv.base_kernel", "2 n_kernel n_embd",
+        Row("ffn_conv_base", "mlp_conv.base_kernel", "2 n_kernel n_embd", "selector"),
+        Row("ffn_conv_proj.weight", "mlp_conv.kernel_projection.weight", "n_kernels n_embd",
             "selector"),
-        Row("blk.{i}.ffn_conv_proj.weight", "layers.{i}.mlp_conv.kernel_projection.weight",
-            "n_kernels n_embd", "selector"),
     ),
 )  # fmt: skip
 
@@ -174,37 +170,19 @@ def is_dflash(config: Mapping[str, Any], names: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A draft as its config.json describes it, without the heads after its layers.
-
-    Attributes:
-        sizes: the sizes of its layers.
-        options: the options, wherever they are.
-        is_speculators: whether the files have the speculators layout.
-        layout: the tool that wrote the files, as far as they tell; for people.
-        block_size: slots of a block, the anchor's among them.
-        mask_token: the token in the other slots.
-        layer_ids: which rows of the target the draft reads, as written in the file.
-        counted: what these ids count.
-        mask_keys: the GGUF's keys of the attention masks, without the architecture's prefix.
-        activation: the activation of the MLP.
-        numbers: the GGUF's keys of _NUMBERS; 1 is for none.
-        rope: the keys and factors of RoPE.
-        has_bias, has_sinks: whether attention has biases, and each head a sink.
-        is_interleaved: whether RoPE rotates neighbours instead of the halves of a head.
-        notes: remarks for the user.
-    """
+    """A draft as its config.json describes it, without the heads after its layers."""
 
     sizes: Sizes
     options: Fields
     is_speculators: bool
-    layout: str
+    layout: str  # the tool that wrote the files, for people
     block_size: int
     mask_token: int
-    layer_ids: Ids
+    layer_ids: Ids  # as written in the file
     counted: Convention
-    mask_keys: Mapping[str, Any]
+    mask_keys: Mapping[str, Any]  # of the GGUF, without the architecture's prefix
     activation: str
-    numbers: Mapping[str, float]
+    numbers: Mapping[str, float]  # by the keys of _NUMBERS; 1 is for none
     rope: Rope
     has_bias: bool
     has_sinks: bool
@@ -269,14 +247,13 @@ def _options(top: Fields, body: Fields, is_speculators: bool) -> Fields:
         key: value for key, value in top.values.items() if is_speculators or _DRAFTS_OWN.match(key)
     }
     known_at_top = known | (_TOP_OF_SPECULATORS if is_speculators else _FLAT)
-    places = [(one, known) for one in inner]
-    places.append((Fields(of_top), known_at_top))
-    for place, names in places:
+    places: list[tuple[Fields, set[str]]] = [(one, known) for one in inner]
+    for place, names in (*places, (Fields(of_top), known_at_top)):
         for key in sorted(place.values.keys() - names):
             if place.values[key] in (None, False, "", [], {}) or key.startswith("_"):
                 continue
             raise place.refuse(key, "this converter does not know its meaning")
-    all_places = [*inner, top, *([body] if is_speculators else [])]
+    all_places = [*inner, top, body] if is_speculators else [*inner, top]
     return all_places[0].beside(*all_places[1:])
 
 
@@ -396,19 +373,12 @@ def _causal(options: Fields, by_type: list[bool], is_speculators: bool) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The optional heads after a draft's layers.
+    """The optional heads after a draft's layers."""
 
-    Attributes:
-        markov_rank: the rank of DSpark's Markov head; 0 without one.
-        has_confidence: whether there is a confidence head.
-        sample_from_anchor: whether slot 0 predicts.
-        selector: the options of DFlash2's selector; empty if there is none.
-    """
-
-    markov_rank: int
-    has_confidence: bool
-    sample_from_anchor: bool
-    selector: dict[str, int]
+    markov_rank: int  # the rank of DSpark's Markov head; 0 without one
+    has_confidence: bool  # whether there is a confidence head
+    sample_from_anchor: bool  # whether slot 0 predicts
+    selector: dict[str, int]  # the options of DFlash2's selector; empty if there is none
 
     @property
     def name(self) -> str:
@@ -580,6 +550,8 @@ def _facts(config: Config, heads: Heads, vocabulary: Vocabulary, n_target_layers
     return Facts(
         sizes={
             **sizes_of(sizes, vocabulary, n_target_layers, sizes.n_embd),
+            "n_q_gated": sizes.n_head * sizes.head_size,
+            "n_in": sizes.n_embd,
             "n_rank": heads.markov_rank,
             "n_confidence": sizes.n_embd + heads.markov_rank,
             "n_selector": selector.get("selector_rank", 0),
@@ -595,6 +567,8 @@ def _facts(config: Config, heads: Heads, vocabulary: Vocabulary, n_target_layers
             "confidence_bias": None if heads.has_confidence else False,
             "selector": bool(selector),
             "bias": True if config.has_bias else None,
+            "o_bias": None,
+            "qk_norm": True,
             "sinks": config.has_sinks,
         },
         orders=orders if config.is_interleaved else {},

@@ -18,51 +18,29 @@ from pyllama_spec.gguf.tensors import PlannedTensor
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a draft is made of.
-
-    Attributes:
-        checkpoint: the draft's folder.
-        tensors: its tensors by their common names.
-        target: the facts of the target.
-        target_path: the path of the target's GGUF or folder.
-        layer_ids: how the draft's layer ids count, if its files do not tell.
-    """
+    """What a draft is made of."""
 
     checkpoint: Checkpoint
     tensors: CheckpointTensors
     target: Target
     target_path: Path
-    layer_ids: Convention | None
+    layer_ids: Convention | None  # how the draft's ids count, if its files do not tell
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft that is ready to be written.
-
-    Attributes:
-        arch: general.architecture.
-        name: the name of the kind, for messages.
-        layout: the tool that wrote the checkpoint.
-        keys: the architecture's keys, without its prefix.
-        ids: which rows of the target the draft reads.
-        tensors: the tensors in the GGUF's order.
-        n_layer: decoder layers.
-        n_draft_vocab: rows of a reduced output; None for the whole vocabulary.
-        block_size: slots of a block; None if the draft has no blocks.
-        tokenizer: the tokenizer.* keys to write beside the target's.
-        notes: remarks for the user.
-    """
+    """A draft that is ready to be written; see ConversionReport for its facts."""
 
     arch: str
     name: str
     layout: str
-    keys: Mapping[str, Any]
+    keys: Mapping[str, Any]  # without the architecture's prefix
     ids: ResolvedIds
-    tensors: Sequence[PlannedTensor]
+    tensors: Sequence[PlannedTensor]  # in the GGUF's order
     n_layer: int
     n_draft_vocab: int | None
     block_size: int | None = None
-    tokenizer: Mapping[str, Any] | None = None
+    tokenizer: Mapping[str, Any] | None = None  # beside the target's
     notes: tuple[str, ...] = ()
 
 

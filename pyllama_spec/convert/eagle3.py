@@ -1,7 +1,7 @@
 """EAGLE-3 heads of SafeAILab, SpecForge, speculators / RedHat and NVIDIA (docs/convert.md).
 
-docs/eagle3.md lists the GGUF's names and shapes. The kind of a checkpoint is told from its tensors
-and options: architectures mislead (EAGLE-3 heads of SafeAILab are called LlamaForCausalLM).
+docs/eagle3.md lists the GGUF's names and shapes. The tensors and options decide what a checkpoint
+is: architectures mislead (EAGLE-3 heads of SafeAILab are called LlamaForCausalLM).
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ from pyllama_spec.convert.checkpoint import Checkpoint
 from pyllama_spec.convert.config import Fields, Sizes, body_of, check_supported, read_sizes
 from pyllama_spec.convert.draft import Draft, Source, sizes_of
 from pyllama_spec.convert.layer_ids import Ids, resolve
-from pyllama_spec.convert.layout import MLP, CheckpointTensors, Facts, Row, Table, plan_tensors
+from pyllama_spec.convert.layout import (
+    ATTENTION,
+    MLP,
+    CheckpointTensors,
+    Facts,
+    Row,
+    Table,
+    plan_tensors,
+)
 from pyllama_spec.convert.rope import Rope, read_rope
 from pyllama_spec.convert.vocabulary import Vocabulary, take_vocabulary
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import Rows
 
-_ATTENTION = "layers.{i}.self_attn."
 # The first layer reads a token and a row side by side: n_in is twice the width there.
 _TABLE = Table(
     outer=(
@@ -38,21 +45,10 @@ _TABLE = Table(
         Row("d2t", "d2t", "n_output", need="never"),
     ),
     layer=(
-        Row("blk.{i}.attn_norm.weight", "layers.{i}.input_layernorm.weight", "n_embd"),
-        Row("blk.{i}.attn_norm_2.weight", "layers.{i}.hidden_norm.weight", "n_embd", need="first"),
-        Row("blk.{i}.attn_q.weight", f"{_ATTENTION}q_proj.weight", "n_q_gated n_in", order="q"),
-        Row("blk.{i}.attn_q.bias", f"{_ATTENTION}q_proj.bias", "n_q_gated", "bias", "q"),
-        Row("blk.{i}.attn_k.weight", f"{_ATTENTION}k_proj.weight", "n_kv n_in", order="k"),
-        Row("blk.{i}.attn_k.bias", f"{_ATTENTION}k_proj.bias", "n_kv", "bias", "k"),
-        Row("blk.{i}.attn_v.weight", f"{_ATTENTION}v_proj.weight", "n_kv n_in"),
-        Row("blk.{i}.attn_v.bias", f"{_ATTENTION}v_proj.bias", "n_kv", "bias"),
-        Row("blk.{i}.attn_output.weight", f"{_ATTENTION}o_proj.weight", "n_embd n_q"),
-        Row("blk.{i}.attn_output.bias", f"{_ATTENTION}o_proj.bias", "n_embd", "o_bias"),
-        Row("blk.{i}.attn_q_norm.weight", f"{_ATTENTION}q_norm.weight", "head_size", "qk_norm",
-            "head"),
-        Row("blk.{i}.attn_k_norm.weight", f"{_ATTENTION}k_norm.weight", "head_size", "qk_norm",
-            "head"),
-        Row("blk.{i}.ffn_norm.weight", "layers.{i}.post_attention_layernorm.weight", "n_embd"),
+        Row("attn_norm.weight", "input_layernorm.weight", "n_embd"),
+        Row("attn_norm_2.weight", "hidden_norm.weight", "n_embd", need="first"),
+        *ATTENTION,
+        Row("ffn_norm.weight", "post_attention_layernorm.weight", "n_embd"),
         *MLP,
     ),
 )  # fmt: skip
@@ -81,31 +77,17 @@ _SUPPORTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A head as its config.json describes it.
-
-    Attributes:
-        sizes: the sizes of its layers.
-        layout: the tool that wrote the files, as far as they tell; for people.
-        n_target_layers: how many layers of the target the head reads; None if the file does not
-            say.
-        flags: the options of _FLAGS by name; docs/eagle3.md explains them.
-        output_gate: whether attention has a gate.
-        has_bias: whether attention has biases; None if the file does not say.
-        has_qk_norm: whether its kind of decoder layer always has q and k norms.
-        rope: the keys and factors of RoPE.
-        flat_ids, nested_ids: the lists of layer ids at the top level and in eagle_config.
-        notes: remarks for the user.
-    """
+    """A head as its config.json describes it; None is for what the file does not say."""
 
     sizes: Sizes
-    layout: str
+    layout: str  # the tool that wrote the files, for people
     n_target_layers: int | None
-    flags: Mapping[str, bool]
+    flags: Mapping[str, bool]  # by the names of _FLAGS; docs/eagle3.md explains them
     output_gate: bool
     has_bias: bool | None
-    has_qk_norm: bool
+    has_qk_norm: bool  # whether its kind of decoder layer always has q and k norms
     rope: Rope
-    flat_ids: Ids | None
+    flat_ids: Ids | None  # at the top level, and the others in eagle_config
     nested_ids: Ids | None
     notes: tuple[str, ...]
 

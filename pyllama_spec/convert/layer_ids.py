@@ -44,15 +44,10 @@ _CHOOSE = (
 
 @dataclass(frozen=True, slots=True)
 class ResolvedIds:
-    """Layer ids that count inputs.
+    """Layer ids that count inputs."""
 
-    Attributes:
-        target_layers: the layers in the order of fc's columns.
-        counted: how the list was read: "default", "input" or "output".
-    """
-
-    target_layers: Ids
-    counted: str
+    target_layers: Ids  # the layers in the order of fc's columns
+    counted: str  # how the list was read: "default", "input" or "output"
 
 
 def to_inputs(

@@ -139,60 +139,57 @@ class CheckpointTensors:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor of the GGUF, or one for each layer where its names have "{i}".
+    """A tensor of the GGUF, or one for each layer."""
 
-    Attributes:
-        name: the name in the GGUF.
-        source: the common name in the checkpoint.
-        shape: its sizes in the checkpoint: names in Facts.sizes, or numbers.
-        need: a name in Facts.needs; "" for a tensor that every draft has.
-        order: a name in Facts.orders: the order of its rows in the GGUF.
-        n_rows: a name in Facts.sizes: how many of its first rows the GGUF has; "" for all.
-    """
-
-    name: str
-    source: str
-    shape: str
-    need: str = ""
-    order: str = ""
-    n_rows: str = ""
+    name: str  # the name in the GGUF
+    source: str  # the common name in the checkpoint
+    shape: str  # its sizes in the checkpoint: names in Facts.sizes, or numbers
+    need: str = ""  # a name in Facts.needs; "" for a tensor that every draft has
+    order: str = ""  # a name in Facts.orders: the order of its rows in the GGUF
+    n_rows: str = ""  # a name in Facts.sizes: how many of its first rows the GGUF has; "" for all
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The tensors of a kind of draft, in the GGUF's order.
+    """The tensors of a kind of draft, in the GGUF's order."""
 
-    Attributes:
-        outer: the tensors outside the decoder layers; "{i}" counts the target's layers.
-        layer: those of each decoder layer, which "{i}" counts.
-    """
-
+    # the tensors outside the decoder layers; one with "{i}" in its name exists for each of the
+    # target's layers that the draft reads
     outer: tuple[Row, ...]
+    # those of each decoder layer, without the names' prefixes "blk.N." and "layers.N."
     layer: tuple[Row, ...]
 
 
+ATTENTION = (
+    Row("attn_q.weight", "self_attn.q_proj.weight", "n_q_gated n_in", order="q"),
+    Row("attn_q.bias", "self_attn.q_proj.bias", "n_q_gated", "bias", "q"),
+    Row("attn_k.weight", "self_attn.k_proj.weight", "n_kv n_in", order="k"),
+    Row("attn_k.bias", "self_attn.k_proj.bias", "n_kv", "bias", "k"),
+    Row("attn_v.weight", "self_attn.v_proj.weight", "n_kv n_in"),
+    Row("attn_v.bias", "self_attn.v_proj.bias", "n_kv", "bias"),
+    Row("attn_output.weight", "self_attn.o_proj.weight", "n_embd n_q"),
+    Row("attn_output.bias", "self_attn.o_proj.bias", "n_embd", "o_bias"),
+    Row("attn_q_norm.weight", "self_attn.q_norm.weight", "head_size", "qk_norm", "head"),
+    Row("attn_k_norm.weight", "self_attn.k_norm.weight", "head_size", "qk_norm", "head"),
+)
 MLP = (
-    Row("blk.{i}.ffn_gate.weight", "layers.{i}.mlp.gate_proj.weight", "n_ff n_embd"),
-    Row("blk.{i}.ffn_up.weight", "layers.{i}.mlp.up_proj.weight", "n_ff n_embd"),
-    Row("blk.{i}.ffn_down.weight", "layers.{i}.mlp.down_proj.weight", "n_embd n_ff"),
+    Row("ffn_gate.weight", "mlp.gate_proj.weight", "n_ff n_embd"),
+    Row("ffn_up.weight", "mlp.up_proj.weight", "n_ff n_embd"),
+    Row("ffn_down.weight", "mlp.down_proj.weight", "n_embd n_ff"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What config.json and the target say about the tensors of a table.
+    """What config.json and the target say about the tensors of a table."""
 
-    Attributes:
-        sizes: the sizes by name.
-        needs: by name, whether a tensor is needed: True; None for one that may be missing; False
-            for one that the draft cannot have; a str says why it is needed.
-        orders: orders of rows by name; a name that is missing keeps the checkpoint's.
-        made: tensors that no checkpoint holds, by their names in the GGUF.
-    """
-
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int]  # the sizes by name
+    # by name, whether a tensor is needed: True; None for one that may be missing; False for one
+    # that the draft cannot have; a str says why it is needed
     needs: Mapping[str, bool | str | None] = field(default_factory=dict)
+    # orders of rows by name; a name that is missing keeps the checkpoint's
     orders: Mapping[str, Rows] = field(default_factory=dict)
+    # tensors that no checkpoint holds, by their names in the GGUF
     made: Mapping[str, PlannedTensor] = field(default_factory=dict)
 
 
@@ -211,18 +208,19 @@ def plan_tensors(
     planned: list[PlannedTensor] = []
     for row in table.outer:
         for i in range(first.sizes["n_target_layers"] if "{i}" in row.name else 1):
-            planned += _planned(row, i, tensors, first, notes)
+            name, source = row.name.format(i=i), row.source.format(i=i)
+            planned += _planned(row, name, source, tensors, first, notes)
     for i, facts in enumerate(layers):
         for row in table.layer:
-            planned += _planned(row, i, tensors, facts, notes)
+            name, source = f"blk.{i}.{row.name}", f"layers.{i}.{row.source}"
+            planned += _planned(row, name, source, tensors, facts, notes)
     tensors.check_empty()
     return planned
 
 
 def _planned(
-    row: Row, i: int, tensors: CheckpointTensors, facts: Facts, notes: list[str]
+    row: Row, name: str, source: str, tensors: CheckpointTensors, facts: Facts, notes: list[str]
 ) -> Iterator[PlannedTensor]:
-    name, source = row.name.format(i=i), row.source.format(i=i)
     if name in facts.made:
         yield facts.made[name]
         return

@@ -49,17 +49,12 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The keys and tensors of RoPE.
+    """The keys and tensors of RoPE."""
 
-    Attributes:
-        keys: the keys without the architecture's prefix: a str, int or float each.
-        tensors: the tensors by their GGUF names, float32 `[head size / 2]`.
-        notes: remarks for the user.
-    """
-
+    # the keys without the architecture's prefix: a str, int or float each
     keys: Mapping[str, str | int | float]
-    tensors: Mapping[str, Floats]
-    notes: tuple[str, ...] = ()
+    tensors: Mapping[str, Floats]  # the tensors by their GGUF names, float32 [head size / 2]
+    notes: tuple[str, ...] = ()  # remarks for the user
 
     @property
     def planned(self) -> list[PlannedTensor]:

@@ -33,22 +33,49 @@ def read_tokenizer(folder: Path, n_vocab: int, *configs: Fields) -> dict[str, Gg
     if not path.exists():
         raise ConversionError(f"{folder} has no tokenizer.json; {_INSTEAD}")
     content = read_json(path)
-    model = content.get("model")
-    if not isinstance(model, dict):
-        raise ConversionError(f"{path} has no model; {_INSTEAD}")
-    is_byte_level = _mentions_byte_level(content)
-    tokens, kinds, scores = _tokens(path, content, model, n_vocab)
+    try:
+        keys = _keys(content, n_vocab)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ConversionError(
+            f"{path} is not a tokenizer that is read here ({error}); {_INSTEAD}"
+        ) from None
+    return keys | _special(folder, n_vocab, configs)
+
+
+def _keys(content: Json, n_vocab: int) -> dict[str, GgufKey]:
+    """The keys of the tokens; raises what a malformed content makes of it."""
+    model, is_byte_level = content["model"], _mentions_byte_level(content)
+    texts, scores = _model_tokens(model, n_vocab)
+    kinds = [_NORMAL if i in texts else _UNUSED for i in range(n_vocab)]
+    if not is_byte_level:
+        for token, text in texts.items():
+            if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+                kinds[token] = _BYTE
+        if (unknown := _unknown(model, texts)) is not None:
+            kinds[unknown] = _UNKNOWN
+    for added in content.get("added_tokens") or []:
+        token, text, is_special = added["id"], added["content"], bool(added.get("special"))
+        # llama.cpp keeps the spaces of tokens that are looked for in the text itself.
+        _put(texts, token, text if is_special else text.replace(_SPACE, " "), n_vocab)
+        if kinds[token] != _UNKNOWN:
+            kinds[token] = _CONTROL if is_special else _USER_DEFINED
+    tokens = [texts.get(i, f"[PAD{i}]") for i in range(n_vocab)]
+    if len(set(tokens)) != n_vocab or "" in texts.values():
+        raise ValueError("it has the same token twice, or an empty one")
     keys = {
         "tokenizer.ggml.model": _text("gpt2" if is_byte_level else "llama"),
         "tokenizer.ggml.pre": _text("default"),
         "tokenizer.ggml.tokens": GgufKey(ARRAY, STRING, [t.encode("utf-8") for t in tokens]),
         "tokenizer.ggml.token_type": GgufKey(ARRAY, _INT32, kinds),
     }
-    if is_byte_level:
-        keys["tokenizer.ggml.merges"] = GgufKey(ARRAY, STRING, _merges(path, model))
-    else:
-        keys["tokenizer.ggml.scores"] = GgufKey(ARRAY, _FLOAT32, scores)
-    return keys | _special(folder, n_vocab, configs)
+    if not is_byte_level:
+        return keys | {"tokenizer.ggml.scores": GgufKey(ARRAY, _FLOAT32, scores)}
+    # In the order of their ranks, as "left right".
+    merges = [" ".join(m) if isinstance(m, list) else str(m) for m in model.get("merges") or []]
+    if not merges:
+        raise ValueError("it has no merges")
+    raw = [merge.encode("utf-8") for merge in merges]
+    return keys | {"tokenizer.ggml.merges": GgufKey(ARRAY, STRING, raw)}
 
 
 def _text(value: str) -> GgufKey:
@@ -59,9 +86,7 @@ def _mentions_byte_level(content: Json) -> bool:
     """Whether a step before or after the model maps bytes to characters."""
     steps: list[Any] = [content.get("pre_tokenizer"), content.get("decoder")]
     while steps:
-        step = steps.pop()
-        if not isinstance(step, dict):
-            continue
+        step = steps.pop() or {}
         if step.get("type") == "ByteLevel":
             return True
         for key in ("pretokenizers", "decoders"):
@@ -69,59 +94,28 @@ def _mentions_byte_level(content: Json) -> bool:
     return False
 
 
-def _tokens(
-    path: Path, content: Json, model: Json, n_vocab: int
-) -> tuple[list[str], list[int], list[float]]:
-    """The texts, kinds and scores of tokens by id."""
+def _model_tokens(model: Json, n_vocab: int) -> tuple[dict[int, str], list[float]]:
+    """The texts of the model's own tokens by id, and the scores of all."""
     texts: dict[int, str] = {}
     scores = [0.0] * n_vocab
-    for text, token, score in _model_tokens(path, model):
-        _put(path, texts, token, text, n_vocab)
-        scores[token] = score
-    kinds = [_NORMAL if i in texts else _UNUSED for i in range(n_vocab)]
-    if not _mentions_byte_level(content):
-        for token, text in texts.items():
-            if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-                kinds[token] = _BYTE
-        if (unknown := _unknown(model, texts)) is not None:
-            kinds[unknown] = _UNKNOWN
-    for token, text, is_special in _added_tokens(path, content):
-        # llama.cpp keeps the spaces of tokens that are looked for in the text itself.
-        _put(path, texts, token, text if is_special else text.replace(_SPACE, " "), n_vocab, True)
-        if kinds[token] != _UNKNOWN:
-            kinds[token] = _CONTROL if is_special else _USER_DEFINED
-    tokens = [texts.get(i, f"[PAD{i}]") for i in range(n_vocab)]
-    if len(set(tokens)) != n_vocab or "" in texts.values():
-        raise ConversionError(f"{path} has the same token twice, or an empty one; {_INSTEAD}")
-    return tokens, kinds, scores
+    kind, vocab = model.get("type"), model["vocab"]
+    if kind not in ("BPE", "Unigram", None):
+        raise ValueError(f"its model is of kind {kind!r}; BPE and Unigram are read")
+    for i, (text, value) in enumerate(vocab if kind == "Unigram" else vocab.items()):
+        token = i if kind == "Unigram" else value
+        if token in texts:
+            raise ValueError(f"it has the token {token} twice")
+        _put(texts, token, text, n_vocab)
+        scores[token] = float(value) if kind == "Unigram" else 0.0
+    return texts, scores
 
 
-def _put(
-    path: Path, texts: dict[int, str], token: int, text: str, n_vocab: int, added: bool = False
-) -> None:
+def _put(texts: dict[int, str], token: int, text: str, n_vocab: int) -> None:
+    if type(token) is not int or not isinstance(text, str):
+        raise TypeError(f"the token {token!r} has no number or no text")
     if not 0 <= token < n_vocab:
-        raise ConversionError(
-            f"{path} has the token {token}, but vocab_size in config.json is {n_vocab}; {_INSTEAD}"
-        )
-    if token in texts and not added:
-        raise ConversionError(f"{path} has the token {token} twice; {_INSTEAD}")
+        raise ValueError(f"it has the token {token}, but vocab_size in config.json is {n_vocab}")
     texts[token] = text
-
-
-def _model_tokens(path: Path, model: Json) -> list[tuple[str, int, float]]:
-    """The text, id and score of each token of the model itself."""
-    kind, vocab = model.get("type"), model.get("vocab")
-    if kind in ("BPE", None) and isinstance(vocab, dict):
-        if all(type(token) is int for token in vocab.values()):
-            return [(text, token, 0.0) for text, token in vocab.items()]
-    elif kind == "Unigram" and isinstance(vocab, list):
-        pairs = [p for p in vocab if isinstance(p, list) and len(p) == 2 and isinstance(p[0], str)]
-        if len(pairs) == len(vocab) and all(isinstance(p[1], float | int) for p in pairs):
-            return [(text, token, float(score)) for token, (text, score) in enumerate(pairs)]
-    raise ConversionError(
-        f"{path} has a model of kind {kind!r}, or no vocabulary; BPE and Unigram are read; "
-        f"{_INSTEAD}"
-    )
 
 
 def _unknown(model: Json, texts: Mapping[int, str]) -> int | None:
@@ -129,32 +123,6 @@ def _unknown(model: Json, texts: Mapping[int, str]) -> int | None:
         return int(model["unk_id"])
     name = model.get("unk_token")
     return next((token for token, text in texts.items() if name and text == name), None)
-
-
-def _added_tokens(path: Path, content: Json) -> list[tuple[int, str, bool]]:
-    """The id, the text and the special flag of each added token."""
-    added = content.get("added_tokens") or []
-    try:
-        tokens = [(token["id"], token["content"], bool(token.get("special"))) for token in added]
-    except (TypeError, KeyError, AttributeError):
-        raise ConversionError(
-            f"{path} has added_tokens without id or content; {_INSTEAD}"
-        ) from None
-    if not all(type(token) is int and isinstance(text, str) for token, text, _ in tokens):
-        raise ConversionError(f"{path} has added_tokens without id or content; {_INSTEAD}")
-    return tokens
-
-
-def _merges(path: Path, model: Json) -> list[bytes]:
-    """The merges in rank order, as "left right"."""
-    merges = model.get("merges")
-    out = []
-    for merge in merges if isinstance(merges, list) else []:
-        text = " ".join(map(str, merge)) if isinstance(merge, list) else str(merge)
-        out.append(text.encode("utf-8"))
-    if not out:
-        raise ConversionError(f"{path} has no merges; {_INSTEAD}")
-    return out
 
 
 def _special(folder: Path, n_vocab: int, configs: tuple[Fields, ...]) -> dict[str, GgufKey]:

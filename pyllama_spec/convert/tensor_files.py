@@ -48,31 +48,17 @@ def read_safetensors(path: Path) -> dict[str, SourceTensor]:
             size = os.fstat(file.fileno()).st_size
             start = file.read(_LENGTH.size)
             n_header = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+            if start.startswith(b"version "):
+                raise ValueError("it is a Git LFS pointer; fetch the file with `git lfs pull`")
             if not 2 <= n_header <= min(size - _LENGTH.size, _MAX_HEADER_BYTES):
-                raise _damaged(path, _why_no_header(start, size))
+                raise ValueError(f"it is cut off, or no safetensors file ({size} bytes)")
             header = file.read(n_header)
+        entries = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
+        return _tensors(path, entries, _LENGTH.size + n_header, size)
     except OSError as error:
         raise ConversionError(f"{path} cannot be read: {error.strerror or error}") from None
-    entries = _parse(path, header)
-    n_data = size - _LENGTH.size - n_header
-    tensors: dict[str, SourceTensor] = {}
-    spans: list[tuple[int, int, str]] = []
-    for name, entry in entries.items():
-        dtype, shape, begin, end = _entry(path, name, entry, n_data)
-        spans.append((begin, end, name))
-        tensors[name] = _tensor(path, name, dtype, shape, _LENGTH.size + n_header + begin)
-    _check_spans(path, sorted(spans), n_data)
-    return tensors
-
-
-def _why_no_header(start: bytes, size: int) -> str:
-    if start.startswith(b"version "):
-        return "it is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`"
-    return f"it is cut off, or no safetensors file ({size} bytes)"
-
-
-def _damaged(path: Path, why: str) -> ConversionError:
-    return ConversionError(f"{path.name} cannot be read: {why}")
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ConversionError(f"{path.name} cannot be read: {error}; download it again") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -82,55 +68,34 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return names
 
 
-def _parse(path: Path, header: bytes) -> dict[str, Any]:
-    try:
-        entries = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is not JSON ({error}); download it again") from None
-    if not isinstance(entries, dict):
-        raise _damaged(path, "its header is not a table of tensors")
+def _tensors(path: Path, entries: Any, begin_data: int, size: int) -> dict[str, SourceTensor]:
+    """The tensors of a header; raises what a malformed one makes of it."""
     entries.pop("__metadata__", None)
-    return entries
-
-
-def _entry(path: Path, name: str, entry: Any, n_data: int) -> tuple[str, tuple[int, ...], int, int]:
-    try:
-        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        numbers = [*shape, begin, end]
-    except (TypeError, KeyError, ValueError):
-        raise _damaged(path, f"its header does not describe {name!r}") from None
-    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers):
-        raise _damaged(path, f"its header does not describe {name!r}")
-    if not begin <= end <= n_data:
-        raise _damaged(
-            path, f"{name} should end at byte {end} of {n_data}: it is cut off; download it again"
-        )
-    wanted = math.prod(shape) * _dtype_size(dtype, name)
-    if end - begin != wanted:
-        raise _damaged(
-            path, f"{name} is {dtype} {list(shape)}, {wanted} bytes, and has {end - begin}"
-        )
-    return dtype, tuple(shape), begin, end
-
-
-def _dtype_size(dtype: str, owner: str) -> int:
-    """Bytes per element of a stored type."""
-    if dtype not in STORED:
-        raise ConversionError(
-            f"the tensor {owner} is stored as {dtype}, which this converter does not read (it "
-            f"reads {', '.join(STORED)}); convert the checkpoint that was not quantised"
-        )
-    return STORED[dtype].itemsize
-
-
-def _check_spans(path: Path, spans: list[tuple[int, int, str]], n_data: int) -> None:
+    n_data, tensors = size - begin_data, dict[str, SourceTensor]()
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in entries.items():
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        if any(type(n) is not int or n < 0 for n in (*shape, begin, end)):
+            raise ValueError(f"its header does not describe {name!r}")
+        if dtype not in STORED:
+            raise ConversionError(
+                f"the tensor {name} is stored as {dtype}, which this converter does not read (it "
+                f"reads {', '.join(STORED)}); convert the checkpoint that was not quantised"
+            )
+        n_bytes = math.prod(shape) * STORED[dtype].itemsize
+        if not begin <= end <= n_data or end - begin != n_bytes:
+            raise ValueError(
+                f"{name} is {dtype} {list(shape)}, {n_bytes} bytes, and has those from {begin} to "
+                f"{end} of {n_data}"
+            )
+        spans.append((begin, end, name))
+        tensors[name] = _tensor(path, name, dtype, shape, begin_data + begin)
     at = 0
-    for begin, end, name in spans:
+    for begin, end, name in [*sorted(spans), (n_data, n_data, "nothing")]:
         if begin != at:
-            raise _damaged(path, f"{name} begins at byte {begin}, not {at}: it is damaged")
+            raise ValueError(f"{name} begins at byte {begin}, not {at}: it is damaged")
         at = end
-    if at != n_data:
-        raise _damaged(path, f"{n_data - at} bytes at its end belong to no tensor: it is damaged")
+    return tensors
 
 
 def _tensor(path: Path, name: str, dtype: str, shape: tuple[int, ...], offset: int) -> SourceTensor:
@@ -140,7 +105,7 @@ def _tensor(path: Path, name: str, dtype: str, shape: tuple[int, ...], offset: i
         try:
             return np.memmap(path, STORED[dtype], "r", offset, shape or (1,)).reshape(shape)
         except (OSError, ValueError) as error:
-            raise _damaged(path, f"{name}: {error}") from None
+            raise ConversionError(f"{path.name} cannot be read: {name}: {error}") from None
 
     return SourceTensor(name, dtype, shape, read)
 

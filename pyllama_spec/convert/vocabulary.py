@@ -19,22 +19,15 @@ from pyllama_spec.gguf.tensors import Ids, PlannedTensor
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The vocabulary of a draft's output.
+    """The vocabulary of a draft's output."""
 
-    Attributes:
-        n_output: rows of the output.
-        n_trained: the vocabulary that the draft was trained for, config.json's vocab_size.
-        n_target: the vocabulary of the target's GGUF, which may be padded differently.
-        target_ids: the target id of each row, int64 `[n_output]`, no two alike; None if row i is
-            token i, so that no table is written.
-        notes: remarks for the user.
-    """
-
-    n_output: int
-    n_trained: int
-    n_target: int
+    n_output: int  # rows of the output
+    n_trained: int  # the vocabulary that the draft was trained for, config.json's vocab_size
+    n_target: int  # the vocabulary of the target's GGUF, which may be padded differently
+    # the target id of each row, int64 [n_output], no two alike; None if row i is token i, so that
+    # no table is written
     target_ids: Ids | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # remarks for the user
 
     @property
     def is_whole(self) -> bool:
@@ -74,24 +67,15 @@ def take_vocabulary(tensors: CheckpointTensors, sizes: Sizes, n_target: int) -> 
 
 
 def map_vocabulary(
-    d2t: Ids | None,
-    t2d: Ids | None,
+    d2t: Ids | None,  # int64 [n_output] offsets; None if the checkpoint has none
+    t2d: Ids | None,  # int64 [n_trained] of 0 and 1; None if the checkpoint has none
     *,
-    n_output: int,
-    n_trained: int,
-    n_target: int,
-    has_output: bool = True,
+    n_output: int,  # rows of the draft's output
+    n_trained: int,  # the vocabulary that the draft was trained for
+    n_target: int,  # the target's vocabulary
+    has_output: bool = True,  # whether the head has its own output; the target's has all tokens
 ) -> Vocabulary:
-    """The target id of each draft id.
-
-    Args:
-        d2t: int64 `[n_output]` offsets; None if the checkpoint has none.
-        t2d: int64 `[n_trained]` of 0 and 1; None if the checkpoint has none.
-        n_output: rows of the draft's output.
-        n_trained: the vocabulary that the draft was trained for.
-        n_target: the target's vocabulary.
-        has_output: whether the head has its own output; the target's has all tokens.
-    """
+    """The target id of each draft id."""
     marked = _marked(t2d, n_trained)
     if d2t is not None and d2t.shape != (n_output,):
         raise ConversionError(

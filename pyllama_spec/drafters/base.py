@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,13 +51,11 @@ class Draft(NamedTuple):
         if len(self.ids) <= n:
             return self
         p, others, drawn = self.probabilities, self.candidates, self.distributions
-        return Draft(
-            self.ids[:n],
-            None if p is None else p[:n],
-            None if others is None else others[:n],
-            self.match_length,
-            self.is_remembered,
-            None if drawn is None else drawn[:n],
+        return self._replace(
+            ids=self.ids[:n],
+            probabilities=None if p is None else p[:n],
+            candidates=None if others is None else others[:n],
+            distributions=None if drawn is None else drawn[:n],
         )
 
 
@@ -260,14 +258,19 @@ class Drafter(Closeable):
         Raises:
             NotImplementedError: the class has only propose(), or neither of the two.
         """
-        raise NotImplementedError(self._lacks("propose_one", "propose", "requests"))
+        raise NotImplementedError(f"{type(self).__name__} has no propose_one(): call propose()")
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """A draft for each request, in their order."""
         if len(requests) == 1:
             return (self.propose_one(requests[0]),)
         drafts: dict[int, Draft] = {}
-        errors = _each(requests, lambda r: drafts.__setitem__(r.seq, self.propose_one(r)))
+        errors: dict[int, Exception] = {}
+        for request in requests:
+            try:
+                drafts[request.seq] = self.propose_one(request)
+            except Exception as error:  # noqa: BLE001, PERF203 - it is this sequence's alone
+                errors[request.seq] = error
         if errors:
             raise SequenceErrors(errors, drafts)
         return [drafts[request.seq] for request in requests]
@@ -281,14 +284,19 @@ class Drafter(Closeable):
             NotImplementedError: the class has only commit(): call that.
         """
         if overrides(self, "commit", Drafter):
-            raise NotImplementedError(self._lacks("commit_one", "commit", "done"))
+            raise NotImplementedError(f"{type(self).__name__} has no commit_one(): call commit()")
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes the results of a target decode."""
         if len(done) == 1:
             self.commit_one(done[0])
             return
-        errors = _each(done, self.commit_one)
+        errors: dict[int, Exception] = {}
+        for one in done:
+            try:
+                self.commit_one(one)
+            except Exception as error:  # noqa: BLE001, PERF203 - it is this sequence's alone
+                errors[one.seq] = error
         if errors:
             raise SequenceErrors(errors)
 
@@ -367,13 +375,6 @@ class Drafter(Closeable):
         """The wrapped drafter, to which this one passes calls; None for none."""
         return None
 
-    def _lacks(self, one: str, many: str, what: str) -> str:
-        """The message for a missing one-sequence method: the method to call in its place."""
-        name = type(self).__name__
-        if not overrides(self, many, Drafter):
-            return f"{name} has neither {one}() nor {many}()"
-        return f"{name} has only {many}({what}), for several sequences: call that, with a list"
-
     def describe(self) -> dict[str, Any]:
         """Facts for `doctor`: sizes, layers, the file; {} for none."""
         return {}
@@ -398,17 +399,6 @@ class Drafter(Closeable):
 def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
     """Whether a drafter or its class overrides a method of the base."""
     return getattr(getattr(drafter, method), "__func__", None) is not getattr(base, method)
-
-
-def _each(items: Iterable[Any], call: Callable[[Any], None]) -> dict[int, Exception]:
-    """Calls a function for every item; collects the errors by sequence."""
-    errors: dict[int, Exception] = {}
-    for item in items:
-        try:
-            call(item)
-        except Exception as error:  # noqa: BLE001, PERF203 - it is this sequence's alone
-            errors[item.seq] = error
-    return errors
 
 
 class NoDrafter(Drafter):

@@ -10,7 +10,7 @@ from pyllama_spec.drafters.kinds import DFLASH, EAGLE3, MTP, HeadKind
 from pyllama_spec.drafters.model_drafter import ModelDrafter, head_share, note_of_few_bits
 from pyllama_spec.drafters.options import FileOptions
 from pyllama_spec.drafters.output_part import reduced_output
-from pyllama_spec.drafters.row_memory import BlockMemory, HeadsMemory, RowMemory
+from pyllama_spec.drafters.row_memory import HeadSizes, HeadsMemory, RowMemory
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import HEAD_ROWS, Model
@@ -70,48 +70,35 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
     def open_memory(self, target: Context) -> RowMemory | HeadsMemory:
         """Opens room for the rows that the head reads, and for guesses after them."""
         params, block, is_targets = target.params, self.block, not self.kind.arch
-        n_heads = max(self.model.info.n_heads, 1)
-        self._check_room(params.n_seq_max, n_heads)
-        n_window = target.n_ctx_seq
-        if block is not None and block.n_window is not None:
-            # An eighth is forgotten at a time, and a window still remains.
-            n_window = min(n_window, -(-block.n_window * 8 // 7) + 8)
-        n_window = min(self._n_ctx or n_window, n_window)
-        n_outputs = params.n_seq_max * (n_heads if block is None else block.n_slots)
-        context = self.open_context(
-            target, n_window, self.max_draft if block is None else block.n_slots,
-            max(min(params.n_batch, params.n_ubatch), n_outputs), n_outputs,
-            n_lanes=n_heads, is_head=is_targets,
-        )  # fmt: skip
-        with closed_on_failure(context):
-            memory = self._memory_in(context, n_window, n_window < target.n_ctx_seq)
-            self._draft_ids = reduced_output(context, self._n_output, target.model, memory.try_step)
-        if block is None:
-            n_choices = self._draft_ids.n_slots if self._draft_ids else None
-            self.step_share = head_share(self.model, target.model, n_choices)
-        return memory
-
-    def _memory_in(
-        self, context: Context, n_window: int, is_short: bool
-    ) -> RowMemory | HeadsMemory:
-        kind, n_features, n_heads = self.kind, self._n_features, self.model.info.n_heads
-        if self.block is not None:
-            return BlockMemory(context, kind, n_features, n_window, self.block)
-        n_hidden = self.model.info.n_embd if kind.arch else n_features
-        if n_heads > 1:
-            return HeadsMemory(
-                context, kind, n_features, n_window, n_hidden=n_hidden, is_short=is_short,
-                n_heads=n_heads,
-            )  # fmt: skip
-        return RowMemory(context, kind, n_features, n_window, n_hidden=n_hidden, is_short=is_short)
-
-    def _check_room(self, n_seqs: int, n_heads: int) -> None:
-        if n_heads > 1 and n_seqs * n_heads > _MAX_SEQUENCES:
+        n_heads, n_seqs = max(self.model.info.n_heads, 1), params.n_seq_max
+        if n_seqs * n_heads > _MAX_SEQUENCES:
             raise ArgumentError(
                 "n_parallel", n_seqs, f"at most {_MAX_SEQUENCES // n_heads} sequences with "
                 f"{n_heads} MTP heads "
                 "each",
             )  # fmt: skip
+        n_window = target.n_ctx_seq
+        if block is not None and block.n_window is not None:
+            # An eighth is forgotten at a time, and a window still remains.
+            n_window = min(n_window, -(-block.n_window * 8 // 7) + 8)
+        n_window = min(self._n_ctx or n_window, n_window)
+        n_outputs = n_seqs * (n_heads if block is None else block.n_slots)
+        context = self.open_context(
+            target, n_window, self.max_draft if block is None else block.n_slots,
+            max(min(params.n_batch, params.n_ubatch), n_outputs), n_outputs,
+            n_lanes=n_heads, is_head=is_targets,
+        )  # fmt: skip
+        n_features = self._n_features
+        n_hidden = n_features if is_targets else self.model.info.n_embd
+        is_short = n_window < target.n_ctx_seq
+        sizes = HeadSizes(self.kind, n_features, n_hidden, n_window, is_short, n_heads, block)
+        with closed_on_failure(context):
+            memory = sizes.memory(context)
+            self._draft_ids = reduced_output(context, self._n_output, target.model, memory.try_step)
+        if block is None:
+            n_choices = self._draft_ids.n_slots if self._draft_ids else None
+            self.step_share = head_share(self.model, target.model, n_choices)
+        return memory
 
     def describe(self) -> dict[str, Any]:
         """The head's file, sizes, target layers and block length."""

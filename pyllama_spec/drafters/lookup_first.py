@@ -28,9 +28,9 @@ from pyllama_spec.drafters.base import (
     Vote,
     overrides,
 )
+from pyllama_spec.drafters.draft_memory import pack, unpack
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
-from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count, instance
 

@@ -1,7 +1,7 @@
 """A drafter with a model of its own, which runs beside the target on its threads.
 
-It drafts one token after another: a memory (chain.py) computes the candidates for each, and here
-one of them is chosen. n drafted tokens are n calls of the model, however many sequences draft
+It drafts one token after another: a memory (draft_memory.py) computes the candidates for each, and
+here one of them is chosen. n drafted tokens are n calls of the model, however many sequences draft
 together, or one call for a draft that computes a block at once.
 """
 
@@ -21,12 +21,11 @@ from pyllama_spec.drafters.base import (
     DraftRequest,
     SequenceErrors,
 )
-from pyllama_spec.drafters.chain import Chain, DraftMemory, choose, passed
+from pyllama_spec.drafters.draft_memory import Chain, DraftMemory, choose, fingerprint, passed
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM, LookupFirst
 from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.drafters.options import DraftOptions, FileOptions
 from pyllama_spec.drafters.output_part import DraftIds
-from pyllama_spec.drafters.saved_state import fingerprint
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context

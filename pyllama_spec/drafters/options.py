@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.model import Progress
-from pyllama_spec.errors import ArgumentError
 
 
 class FileOptions(TypedDict, total=False):
@@ -35,7 +33,7 @@ class FileOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """The options of a drafter that a name or a file gives.
+    """The options of a drafter that a name or a file gives; Llama() checks its keywords for them.
 
     Attributes:
         max_draft: the maximum number of tokens to draft per round; None for the kind's own number.
@@ -54,8 +52,6 @@ class DraftOptions:
         is_adaptive: whether a controller ends drafts that do not pay; the kind's own number may
             then be larger.
 
-    Raises:
-        ArgumentError: a number is out of range, or there is a memory and no lookup to use it.
     """
 
     max_draft: int | None = None
@@ -68,26 +64,6 @@ class DraftOptions:
     rpc_servers: Sequence[str] | None = None
     memory: str | os.PathLike[str] | None = None
     n_ctx: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_draft is not None:
-            count(self.max_draft, "n_draft")
-        if self.p_min is not None and real(self.p_min, "p_min", 0.0) > 1.0:
-            raise ArgumentError("p_min", self.p_min, "a probability from 0 to 1")
-        if self.lookup is not None:
-            count(self.lookup, "lookup")
-        if self.memory is not None:
-            instance(self.memory, (str, os.PathLike), "draft_memory", "give the path of a file")
-            if not os.fspath(self.memory):
-                raise ArgumentError("draft_memory", "", "a file name", "give None for no store")
-            if self.lookup == 0:
-                raise ArgumentError(
-                    "draft_memory", os.fspath(self.memory),
-                    problem="needs a draft that looks texts up, and `lookup=0` disables that",
-                    remedy="leave one of them out",
-                )  # fmt: skip
-        if self.n_ctx is not None:
-            count(self.n_ctx, "draft_n_ctx", 1)
 
     def of_file(self) -> FileOptions:
         """The options that every drafter with a file takes, as keywords."""
@@ -110,21 +86,3 @@ class DraftOptions:
         if self.max_draft is not None:
             return max(self.max_draft, 1)
         return adaptive if self.is_adaptive else own
-
-
-def draft_place(
-    n_gpu_layers: int,
-    draft_gpu_layers: int | None,
-    devices: Sequence[str] | None,
-    rpc_servers: Sequence[str] | None,
-) -> dict[str, Any]:
-    """The devices of a draft's layers, as keywords of DraftOptions.
-
-    A draft has the target's number on the GPU, and beside servers none: its step is short.
-    """
-    n = draft_gpu_layers
-    if n is None:
-        n = n_gpu_layers if rpc_servers is None else 0
-    if n == 0 and rpc_servers is not None:
-        return {"n_gpu_layers": 0}
-    return {"n_gpu_layers": n, "devices": devices, "rpc_servers": rpc_servers}

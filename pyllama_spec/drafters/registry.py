@@ -11,7 +11,6 @@ docs/results.md that have the two. The drafter's `note` says which of them was c
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -68,11 +67,13 @@ _KINDS: dict[str, Opener] = {}
 
 def _class_of(arch: str) -> type[ModelDrafter[Any]]:
     """The drafter for files of an architecture; "mtp" for heads alone. Imported when asked for."""
-    from pyllama_spec.drafters import heads, small_model
+    if arch == MTP or arch in HEADS:
+        from pyllama_spec.drafters.heads import Mtp, head_class
 
-    if arch in HEADS:
-        return heads.head_class(HEADS[arch])
-    return heads.Mtp if arch == MTP else small_model.SmallModel
+        return Mtp if arch == MTP else head_class(HEADS[arch])
+    from pyllama_spec.drafters.small_model import SmallModel
+
+    return SmallModel
 
 
 def _open_suffix(options: DraftOptions) -> Drafter:
@@ -84,12 +85,8 @@ def _open_suffix(options: DraftOptions) -> Drafter:
 # Drafters that need no file of their own.
 _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     NONE: lambda options: NoDrafter(),
-    GRAMMAR: lambda options: (
-        GrammarOnly() if options.max_draft is None else GrammarOnly(max(options.max_draft, 1))
-    ),
-    PROMPT_LOOKUP: lambda options: (
-        PromptLookup() if options.max_draft is None else PromptLookup(max(options.max_draft, 1))
-    ),
+    GRAMMAR: lambda options: GrammarOnly(options.length(8, 8)),
+    PROMPT_LOOKUP: lambda options: PromptLookup(options.length(7, 7)),
     SUFFIX: _open_suffix,
     MTP: lambda options: _class_of(MTP).open(None, options),
 }
@@ -101,12 +98,11 @@ _OTHER_DRAFTS = {
     "medusa": "",
     "gemma4-assistant": ", since they compute with the target's own keys and values",
 }
-
-
 # What a drafter of the user's own does in place of an option.
 _INSTEAD_OF = {
-    "p_min": "; your propose_one() may cut drafts that it is not sure of",
-    "lookup": "; LookupFirst(drafter, min_ngram) copies before it asks yours",
+    "p_min": ": your propose_one() may cut drafts that it is not sure of",
+    "lookup": ": LookupFirst(drafter, min_ngram) copies before it asks yours",
+    "draft_memory": ": Suffix(store=file) reads one",
 }
 
 
@@ -133,11 +129,6 @@ def known_drafts() -> str:
 def is_draft(arch: str) -> bool:
     """Whether files of an architecture are drafts for other models, not targets."""
     return arch in HEADS or arch in _KINDS or arch.startswith(tuple(_OTHER_DRAFTS))
-
-
-def is_named(draft: object, name: str) -> bool:
-    """Whether `draft=` is this name; a drafter of the user's is not compared with it."""
-    return isinstance(draft, str) and draft == name
 
 
 def needs_file(name: str) -> bool:
@@ -167,23 +158,24 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
 def check_draft(draft: object, options: DraftOptions) -> None:
     """Checks what make_drafter() takes, as far as that needs no file."""
     if not (draft is None or isinstance(draft, (str, os.PathLike, Drafter))):
-        raise _wrong(draft)
+        name = getattr(draft, "__name__", "") if callable(draft) else ""
+        raise ArgumentError(
+            "draft", draft, "a path, a name, a Drafter or None",
+            f"give its result: {name}()" if name else known_drafts(),
+        )  # fmt: skip
     is_name = isinstance(draft, str) and draft in _NAMED
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
-    for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
-        if value is not None and not is_model:
-            own = isinstance(draft, Drafter)
-            raise ArgumentError(
-                name, value, problem="applies to a draft that is given as a file, not to "
-                + shown(draft) + (_INSTEAD_OF[name] if own else ""),
-            )  # fmt: skip
     has_lookup = is_model or (is_name and draft == SUFFIX)
-    if options.memory is not None and not has_lookup:
-        raise ArgumentError(
-            "draft_memory", Path(options.memory),
-            f'"{SUFFIX}", "{MTP}", "{AUTO}" or a file as draft, not {shown(draft)}',
-            problem="is for a draft that looks texts up",
-        )  # fmt: skip
+    for name, value, fits in (
+        ("p_min", options.p_min, is_model), ("lookup", options.lookup, is_model),
+        ("draft_memory", options.memory, has_lookup),
+    ):  # fmt: skip
+        if value is not None and not fits:
+            instead = _INSTEAD_OF[name] if isinstance(draft, Drafter) else ""
+            raise ArgumentError(
+                name, value, remedy=f"leave it out{instead}",
+                problem=f"is for a draft that is given as a file, and not for {shown(draft)}",
+            )  # fmt: skip
 
 
 def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None) -> Drafter:
@@ -202,23 +194,21 @@ def _arch_of(path: str | os.PathLike[str]) -> str:
     """The architecture in a draft's file; "mtp" for a head alone. Raises as open_draft()."""
     name, file = os.fspath(path), Path(path)
     if not name:
-        raise ArgumentError("draft", "", "a file name", "give None for no draft")
+        raise ArgumentError("draft", "", problem="is not a file name", remedy="give None for none")
     if "://" in name:
-        raise ArgumentError(
-            "draft", name, problem="is an address", remedy="download the file and give its path"
-        )
+        remedy = "download the file and give its path"
+        raise ArgumentError("draft", name, problem="is an address", remedy=remedy)
     own = OWN_DRAFTER.fullmatch(str(file))
     if own is not None and not file.exists():
         raise ArgumentError(
-            "draft", file, problem="has the form MODULE:FUNCTION, which only a command takes",
-            remedy=f"give an object: from {own[1]} import {own[2]}, then {own[2]}()",
+            "draft", name, problem="is MODULE:FUNCTION, which only a command takes",
+            remedy=f"in Python give an object: from {own[1]} import {own[2]}, then {own[2]}()",
         )  # fmt: skip
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
-        named = ", ".join(f'"{name}"' for name in names)
         raise ArgumentError(
-            "draft", file, f"a file that exists or one of {named}"
-            f"{meant(str(file).replace('_', '-'), names)}",
+            "draft", name, problem="is no file that exists and no name of a draft",
+            remedy=f"names are {', '.join(names)}{meant(name.replace('_', '-'), names)}",
         )  # fmt: skip
     if not file.exists():
         raise ModelLoadError(f"the draft {file} does not exist; check its path")
@@ -250,26 +240,13 @@ def holds_head_alone(file: Path) -> bool:
     return n_heads > 0 and not any(name.startswith("blk.0.") for name in read.tensors)
 
 
-def _wrong(draft: object) -> ArgumentError:
-    """The error for a value of `draft=` that is of no type of drafts."""
-    remedy = ""
-    if isinstance(draft, type):
-        remedy = f"give an object of the class: {draft.__name__}()"
-    elif hasattr(draft, "create_completion"):
-        remedy = f"an open model is no draft: give the path of its file; {known_drafts()}"
-    elif inspect.isroutine(draft):
-        remedy = f"give the drafter that it returns: {getattr(draft, '__name__', 'draft')}()"
-    names = ", ".join(f'"{name}"' for name in (*_NAMED, AUTO))
-    return ArgumentError("draft", draft, f"{names}, a path or a Drafter", remedy)
-
-
 def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     """Whether the draft needs the target loaded with its MTP head."""
     if isinstance(draft, Drafter):
         return draft.wants_head
-    if is_named(draft, MTP):
+    if draft == MTP:
         return True
-    if not is_named(draft, AUTO):
+    if draft != AUTO:
         return False
     with contextlib.suppress(PyllamaSpecError):  # loading the file reports its faults
         return not _head_fault(Path(target))
@@ -290,7 +267,7 @@ def check_head(
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
     """Raises if the files' keys rule out the draft. Loads nothing."""
-    if is_named(draft, MTP) or (isinstance(draft, Drafter) and draft.wants_head):
+    if draft == MTP or (isinstance(draft, Drafter) and draft.wants_head):
         check_head(target)
     elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
         check_draft_file(draft)
@@ -306,14 +283,13 @@ def open_before(
 
     A large target takes minutes to load, so a fault of the draft is reported before that.
     """
-    if is_named(draft, AUTO):
+    if draft == AUTO:
         return None
     drafter = make_drafter(draft, options)
     with closed_on_failure(None if drafter is draft else drafter):
         if drafter.wants_head:
-            name = drafter.name
-            own = f"wants_head of the drafter {name!r}"
-            check_head(target, instead, f'draft="{MTP}"' if name == MTP else own)
+            whose = f'draft="{MTP}"' if drafter.name == MTP else f"the drafter {drafter.name!r}"
+            check_head(target, instead, whose)
     return drafter
 
 
@@ -334,7 +310,7 @@ def _head_fault(path: Path) -> str:
 
 def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Drafter:
     """The drafter of `draft=` for an open target; see make_drafter()."""
-    if not is_named(draft, AUTO):
+    if draft != AUTO:
         return make_drafter(draft, options)
     if target.info.has_head:
         return _noted(make_drafter(MTP, options), "the file has an MTP head")

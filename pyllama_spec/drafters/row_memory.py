@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pyllama_spec.drafters.base import Committed, Features
-from pyllama_spec.drafters.chain import Chain, Choice, DraftMemory, Rows, fill
+from pyllama_spec.drafters.draft_memory import Chain, Choice, DraftMemory, Rows, fill, pack, unpack
 from pyllama_spec.drafters.kinds import HeadKind
-from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context, LayerRows
 from pyllama_spec.engine.model_info import DraftBlock
@@ -163,42 +162,50 @@ class SequenceMemory:
             self.rows.append(n_keep - 1, [last])
 
 
-class RowMemory(DraftMemory):
-    """The rows of all sequences in a head's context, and the guesses of a chain after them.
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """What a head's memory is made for.
 
-    Args:
-        context: the head's context.
+    Attributes:
         kind: what the head reads.
         n_features: the width of the target's rows, of all layers together.
-        n_window: the number of positions of a sequence that stay in the context.
         n_hidden: the width of the head's own rows, which it is fed with guesses.
-        is_short: whether the window may be shorter than a text.
-        lane, n_lanes: which one of several heads this is.
+        n_window: the number of positions of a sequence that stay in the context.
+        is_short: whether a text may be longer than the window.
+        n_heads: the number of heads, each with rows of its own in a lane of the context.
+        block: the layout of a block; None for a head that drafts in a chain.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        kind: HeadKind,
-        n_features: int,
-        n_window: int,
-        *,
-        n_hidden: int = 0,
-        is_short: bool = False,
-        lane: int = 0,
-        n_lanes: int = 1,
-    ) -> None:
+    kind: HeadKind
+    n_features: int
+    n_hidden: int
+    n_window: int
+    is_short: bool
+    n_heads: int
+    block: DraftBlock | None
+
+    def memory(self, context: Context) -> RowMemory | HeadsMemory:
+        """The memory of such a head."""
+        if self.block is not None:
+            return BlockMemory(context, self, self.block)
+        return HeadsMemory(context, self) if self.n_heads > 1 else RowMemory(context, self)
+
+
+class RowMemory(DraftMemory):
+    """The rows of all sequences in a head's context, and the guesses of a chain after them."""
+
+    def __init__(self, context: Context, sizes: HeadSizes, lane: int = 0) -> None:
         super().__init__(context)
-        self._pairing = kind.pairing
-        self._lane, self._n_lanes = lane, n_lanes
-        self._n_features, self._n_window = n_features, n_window
+        self._pairing = sizes.kind.pairing
+        self._lane, self._n_lanes = lane, sizes.n_heads
+        self._n_features, self._n_window = sizes.n_features, sizes.n_window
         # Whether the rows of a prompt wait for its end.
-        self._waits = is_short and kind.waits_for_prompt
-        self._batch = Batch(context.n_batch, n_row=n_features, n_model_row=context.n_row)
+        self._waits = sizes.is_short and sizes.kind.waits_for_prompt
+        self._batch = Batch(context.n_batch, n_row=sizes.n_features, n_model_row=context.n_row)
         self._batch.logits = False
         self._batch.head = lane
-        self._step = Batch(context.n_seq_max, n_row=n_hidden, n_model_row=context.n_row)
-        self._step.hidden_rows = n_hidden > 0
+        self._step = Batch(context.n_seq_max, n_row=sizes.n_hidden, n_model_row=context.n_row)
+        self._step.hidden_rows = True
         self._step.logits = False
         self._sequences: dict[int, SequenceMemory] = {}
         # The share of the last rounds, over all sequences, in which a draft was asked for.
@@ -494,10 +501,8 @@ class BlockMemory(RowMemory):
     that were accepted, one decodes a block as long as was asked for.
     """
 
-    def __init__(
-        self, context: Context, kind: HeadKind, n_features: int, n_window: int, block: DraftBlock
-    ) -> None:
-        super().__init__(context, kind, n_features, n_window)
+    def __init__(self, context: Context, sizes: HeadSizes, block: DraftBlock) -> None:
+        super().__init__(context, sizes)
         self._block = block
         self._slots = Batch(context.n_seq_max * block.n_slots)
         self._slots.logits = False
@@ -588,20 +593,9 @@ class HeadsMemory(DraftMemory):
     elsewhere. So a head has sequences of its own, its lane.
     """
 
-    def __init__(
-        self, context: Context, kind: HeadKind, n_features: int, n_window: int, *,
-        n_hidden: int, is_short: bool, n_heads: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, context: Context, sizes: HeadSizes) -> None:
         super().__init__(context)
-        self._heads = [
-            _Lane(
-                context, kind, n_features, n_window, n_hidden=n_hidden, is_short=is_short, lane=k,
-                n_lanes=n_heads,
-            )
-            for k in range(n_heads)
-        ]  # fmt: skip
-        for head in self._heads:
-            head.owner = self
+        self._heads = [_Lane(self, sizes, lane) for lane in range(sizes.n_heads)]
 
     def of(self, seq: int) -> SequenceMemory:
         """The first head's memory of a sequence."""
@@ -675,11 +669,13 @@ class HeadsMemory(DraftMemory):
 class _Lane(RowMemory):
     """The rows of one of several heads."""
 
-    owner: HeadsMemory
+    def __init__(self, owner: HeadsMemory, sizes: HeadSizes, lane: int) -> None:
+        super().__init__(owner.context, sizes, lane)
+        self._owner = owner
 
     def decode(self, batch: Batch) -> None:
         """Runs a decode of this head."""
-        self.owner.decode(batch)
+        self._owner.decode(batch)
 
     def step(self, chains: Sequence[Chain]) -> None:
         """Feeds the waiting rows and the guesses after them; sets the next guess."""

@@ -21,7 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
-from pyllama_spec.drafters.chain import Chain, Choice, DraftMemory, fill, passed
+from pyllama_spec.drafters.draft_memory import (
+    Chain,
+    Choice,
+    DraftMemory,
+    fill,
+    pack,
+    passed,
+    unpack,
+)
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.drafters.model_drafter import (
     ModelDrafter,
@@ -30,7 +38,6 @@ from pyllama_spec.drafters.model_drafter import (
     type_of_weights,
 )
 from pyllama_spec.drafters.options import DraftOptions, FileOptions
-from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution

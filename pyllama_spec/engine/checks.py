@@ -174,6 +174,8 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
 
 def checked(option: Option, value: object) -> Any:
     """The value of an option, checked by its own function, or its type, bounds and choices."""
+    if option.kind == "int" and isinstance(value, float) and value.is_integer():
+        value = int(value)  # as JSON of other programs has it
     if option.check is not None:
         return option.check(value, option.name)
     if value is None and option.is_optional:
@@ -185,8 +187,6 @@ def checked(option: Option, value: object) -> Any:
     elif option.kind == "str":
         return text(value, option.name)
     if option.kind == "int":
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # as JSON of other programs has it
         if option.low is None:
             return integer(value, option.name)
         high = INT32_MAX if option.high is None else int(option.high)

@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
-from pyllama_spec.speculative import SequenceState
+from pyllama_spec.requests.run import GenerationRecord, Run
+from pyllama_spec.speculative import Adapters, SequenceState
 from pyllama_spec.speculative.sequence import n_common
 
 _GIB = 1 << 30
@@ -131,50 +133,64 @@ class LlamaRAMCache(BaseLlamaCache):
 LlamaCache = LlamaRAMCache
 
 
-class KeptStates:
-    """Loads and stores the states of one model's requests, in the current cache of its Llama."""
-
-    def __init__(self, opened: OpenModel) -> None:
-        self._opened = opened
-        # Caches are of anyone's making; several threads come to them.
-        self._lock = threading.Lock()
-
-    def find(self, cache: BaseLlamaCache, prompt: Sequence[int]) -> LlamaState | None:
-        """The cached state with most of a prompt; ignores a state that does not fit."""
-        owner = self._opened.owner
-        try:
-            with self._lock:
-                state = cache[StateKey(prompt, owner)]
-        except KeyError:
-            return None
-        return state if state.owner == owner else None
-
-    def keep(self, cache: BaseLlamaCache, tokens: Sequence[int], state: LlamaState) -> None:
-        """Stores a state in a cache."""
-        with self._lock:
-            cache[tokens] = state
+# Caches are of anyone's making; several threads come to them.
+_LOCK = threading.Lock()
 
 
-class KeptState:
-    """The keeper of a request: its cached state, and its state for the cache."""
+class CachedRuns:
+    """The runs of one prompt, which a cache has a state for, and gets the states of.
 
-    def __init__(self, opened: OpenModel, state: LlamaState | None) -> None:
-        self._opened, self._state = opened, state
-        # Those of the state and of the request, whatever is set before its turn comes.
-        self._adapters = opened.adapters
-        # The content of its sequence at the end of its text.
-        self.behind_it: LlamaState | None = None
+    Args:
+        opened: their model.
+        cache: the cache.
+        prompt: their ids.
 
-    def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
-        """Restores the cached state if it holds more of the prompt than the sequence."""
-        cached, self._state = self._state, None
-        if cached is None:
-            return
-        n_held = n_common(state.tokens[: state.n_decoded], prompt)
-        if n_common(cached.tokens[: cached.n_decoded], prompt) > n_held:
-            with suppress(ArgumentError):  # damaged, or too long for this context: it is read
-                self._opened.restore(state, cached, self._adapters)
+    """
 
-    def behind(self, state: SequenceState) -> None:
-        """Copies the content of the sequence."""
-        self.behind_it = self._opened.state_of(state)
+    def __init__(self, opened: OpenModel, cache: BaseLlamaCache, prompt: Sequence[int]) -> None:
+        self._opened, self._cache = opened, cache
+        self.state: LlamaState | None = None
+        owner = opened.owner
+        with suppress(KeyError), _LOCK:
+            state = cache[StateKey(prompt, owner)]
+            self.state = state if state.owner == owner else None  # of a cache of the user's own
+        self._kept: dict[int, LlamaState] = {}
+
+    def attend(self, runs: Sequence[Run]) -> None:
+        """Restores the state before the runs, where it holds more, and copies theirs after them."""
+        for i, run in enumerate(runs):
+            if self.state is not None:
+                # The adapters of the state and of the request, whatever is set meanwhile.
+                run.before = partial(
+                    _restore, self._opened, self.state, run.request.prompt, run.request.adapters
+                )
+            run.after = partial(self._keep, i)
+        self.state = None
+
+    def _keep(self, i: int, sequence: SequenceState) -> None:
+        self._kept[i] = self._opened.state_of(sequence)
+
+    def store(self, records: Sequence[GenerationRecord]) -> None:
+        """Gives the cache the states of the runs, which have ended."""
+        for i, record in enumerate(records):
+            if (state := self._kept.pop(i, None)) is not None:
+                with _LOCK:
+                    self._cache[[*record.prompt_tokens, *record.tokens]] = state
+
+
+def holds_more(state: LlamaState, sequence: SequenceState, prompt: Sequence[int]) -> bool:
+    """Whether a state holds more of a prompt than a sequence."""
+    n_held = n_common(sequence.tokens[: sequence.n_decoded], prompt)
+    return n_common(state.tokens[: state.n_decoded], prompt) > n_held
+
+
+def _restore(
+    opened: OpenModel,
+    state: LlamaState,
+    prompt: Sequence[int],
+    adapters: Adapters,
+    sequence: SequenceState,
+) -> None:
+    if holds_more(state, sequence, prompt):
+        with suppress(ArgumentError):  # damaged, or too long for this context: it is read
+            opened.restore(sequence, state, adapters)

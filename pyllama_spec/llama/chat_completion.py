@@ -1,41 +1,41 @@
-"""Chat completions: the chat format, the template, and the requests."""
+"""Chat completions: the chat format, the template, and the prompts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.chat.continued import check_continued, field_to_continue, render_continued
-from pyllama_spec.chat.messages import check_messages
-from pyllama_spec.chat.prompts import chat_top_logprobs, check_fits, template_variables
-from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat, check_form
+from pyllama_spec.chat.prompts import check_fits, template_variables
+from pyllama_spec.chat.template import (
+    ChatTemplate,
+    Message,
+    RenderedChat,
+    check_continued,
+    check_form,
+    check_messages,
+    field_to_continue,
+    render_continued,
+)
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
+from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, warn
-from pyllama_spec.llama.batch import options_of_choices
-from pyllama_spec.llama.completion import Completions
-from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.open_options import ChatHandler
-from pyllama_spec.llama.overridable import Overridable
-from pyllama_spec.llama.report import Report
-from pyllama_spec.llama.responses import (
-    ChatReply,
-    Deferred,
-    Envelope,
-    Reply,
-    Response,
-    Stream,
-    answering_model,
-    check_stream,
-)
-from pyllama_spec.llama.thoughts import with_effort
-from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.options import MAX_LOGPROBS, RequestOptions
+from pyllama_spec.requests.options import EFFORTS, RequestOptions
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
     from pyllama_spec.chat.tools import ToolChats, ToolRequest
+
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pyllama_spec.engine import ChatParser, Vocab
+from pyllama_spec.engine.chat import ends_in_thought
+from pyllama_spec.requests.options import OF_CHATS
 
 # The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
@@ -47,52 +47,12 @@ _NOT_FOR_HANDLERS = (
     "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
     "stream_options", "context_shift", "return_token_sources", "n_draft", "remember", "acceptance",
 )  # fmt: skip
+# Tokens of thought for an effort that a template does not read. LiteLLM's defaults.
+_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": 4096}
+# What templates read to leave thoughts out.
+_SWITCHES = ("enable_thinking", "thinking")
 # The option of a reader whose grammar covers the whole answer, thoughts included.
 _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))
-
-
-@dataclass(slots=True)
-class ChatForm:
-    """The chat format of a model."""
-
-    name: str
-    template_name: str | None = None  # of one in the file; None for its default
-    source: str | None = None  # Jinja text in place of the file's
-    stops: tuple[str, ...] = ()  # beside the model's own end
-    template: ChatTemplate | None = None  # compiled, once it is needed or its faults have to show
-    tools: ToolChats | None = None  # writes chats with tools by it, once there is one
-
-    @classmethod
-    def of(cls, model: Model, chat_format: str | None, chat_template: str | None) -> ChatForm:
-        """The form for Llama(chat_format=, chat_template=).
-
-        A template that is named is made now, so that its faults show. check_form() was called.
-        """
-        has_own = model.chat_template() is not None
-        form = cls(chat_format or (_DEFAULT if has_own else "chatml"))
-        if registered_handler(chat_format, chat_template) is not None:
-            return form
-        form.source = chat_template
-        if chat_format == _DEFAULT and has_own:
-            chat_format = None
-        if chat_format is None and chat_template is None:
-            return form
-        if chat_format is not None and chat_template is None:
-            form.template_name = chat_format.removeprefix("chat_template.")
-            if model.chat_template(form.template_name) is None:
-                from pyllama_spec.llama.chat_formats import named_format
-
-                known = named_format(chat_format)
-                if known is not None:  # else make_template() says what there is
-                    form.template_name, form.source = None, known.source
-                    form.stops = known.stop
-        form.make_template(model)
-        return form
-
-    def make_template(self, model: Model) -> ChatTemplate:
-        """Compiles the template."""
-        self.template = ChatTemplate.of_model(model, self.template_name, self.source)
-        return self.template
 
 
 def registered_handler(chat_format: str | None, chat_template: str | None) -> ChatHandler | None:
@@ -104,158 +64,73 @@ def registered_handler(chat_format: str | None, chat_template: str | None) -> Ch
     return HANDLERS.get(chat_format)
 
 
-class ChatCompletions:
-    """Starts chat completion requests, in the model's chat format.
+class Chats:
+    """The chats of an open model, in one chat format: from messages to prompts.
 
-    Every call is handed the Llama that it is made on: nothing here keeps a Llama alive.
+    A template that is named is compiled now, so that its faults show.
     """
 
     def __init__(
         self,
-        opened: OpenModel,
-        completions: Completions,
+        model: Model,
+        n_ctx: int | None,
+        thoughts: ThoughtTags,
         chat_format: str | None,
         chat_template: str | None,
     ) -> None:
-        self._opened, self._completions = opened, completions
-        self.form = ChatForm.of(opened.model, chat_format, chat_template)
+        self._model, self._n_ctx, self._thoughts = model, n_ctx, thoughts
+        has_own = model.chat_template() is not None
+        self.name = chat_format or (_DEFAULT if has_own else "chatml")
+        self._stops: tuple[str, ...] = ()  # beside the model's own end
+        self._tools: ToolChats | None = None  # writes chats with tools, once there is one
+        self._template: ChatTemplate | None = None
+        # The name of one in the file, None for its default; and Jinja text in place of the file's.
+        self._template_name: str | None = None
+        self._source: str | None = None
+        if registered_handler(chat_format, chat_template) is not None:
+            return
+        self._source = chat_template
+        if chat_format == _DEFAULT and has_own:
+            chat_format = None
+        if chat_format is not None and chat_template is None:
+            self._template_name = chat_format.removeprefix("chat_template.")
+            if model.chat_template(self._template_name) is None:
+                from pyllama_spec.llama.chat_formats import named_format
 
-    def set_format(self, llm: Overridable, name: str | None) -> None:
-        """Sets the format of later requests."""
-        from pyllama_spec.llama.chat_formats import HANDLERS
+                known = named_format(chat_format)
+                if known is not None:  # else the template says what there is
+                    self._template_name, self._source = None, known.source
+                    self._stops = known.stop
+        if chat_format is not None or chat_template is not None:
+            self.template()
 
+    def of_format(self, name: str | None) -> Chats:
+        """The chats of the model in another format."""
         check_form(name, None)
-        self.form = ChatForm.of(self._opened.model, name, None)
-        if any(llm.chat_handler is one for one in HANDLERS.values()):
-            llm.chat_handler = None  # of the form before; a program's own still answers
-        llm.chat_handler = llm.chat_handler or registered_handler(name, None)
+        return Chats(self._model, self._n_ctx, self._thoughts, name, None)
 
     def template(self) -> ChatTemplate:
         """The format's template."""
-        if self.form.template is None:
-            template = self.form.make_template(self._opened.model)
-            if template.note:
-                warn(template.note)
-            return template
-        return self.form.template
+        if self._template is None:
+            self._template = ChatTemplate.of_model(self._model, self._template_name, self._source)
+            if self._template.note:
+                warn(self._template.note)
+        return self._template
 
-    def create(
+    def plain(
         self,
-        llm: Overridable,
-        messages: Sequence[Message],
-        tool_options: tuple[Any, Any, Any, Any],
-        options: dict[str, Any],
-        more: Mapping[str, Any],
-        *,
-        stream: bool | Deferred,
-        model: str | None,
-        logprobs: bool | None,
-        top_logprobs: int | None,
-        parallel_tool_calls: bool | None,
-        reasoning_format: str | None,
-        chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> Response | Stream:
-        """See Llama.create_chat_completion.
-
-        `tool_options` are tools, tool_choice, functions and function_call; `options` those of
-        RequestOptions that a chat handler is given too, `more` those that it is not given.
-        """
-        if llm.chat_handler is not None:
-            others = (check_stream(stream), model, logprobs, top_logprobs)
-            options = {**options, **_for_handler(more)}
-            return _handled(llm, llm.chat_handler, messages, tool_options, options, *others)
-        from pyllama_spec.chat.tools import ToolRequest
-
-        is_stream = check_stream(stream)
-        request = ToolRequest.read(*tool_options, parallel_tool_calls, reasoning_format)
-        top = chat_top_logprobs(logprobs, top_logprobs, MAX_LOGPROBS)
-        options = {**options, **more, "logprobs": top}
-        variables = template_variables(chat_template_kwargs)
-        asked = RequestOptions(n=options.pop("n", 1), seed=options["seed"])
-        envelope = Envelope.make("chatcmpl", answering_model(llm.model_path, model))
-        replies: list[Reply] = []
-        for one in options_of_choices(asked, self._opened.seeds):
-            generation, reader = self.begin(
-                llm, messages, request, variables, {**options, "seed": one.seed}
-            )
-            given = (generation, self._opened.model.vocab, bool(logprobs))
-            if reader is None:
-                replies.append(ChatReply(*given))
-            else:
-                from pyllama_spec.llama.tool_responses import ParsedReply
-
-                replies.append(ParsedReply(*given, reader, request, envelope.id))
-        report = Report(replies[0].generation.options, stream=is_stream)
-        handle = self._completions.handle(llm, replies, envelope, report)
-        return handle if is_stream or isinstance(stream, Deferred) else handle.result()
-
-    def begin(
-        self,
-        llm: Overridable,
-        messages: Sequence[Message],
-        request: ToolRequest,
-        variables: Mapping[str, Any],
-        options: Mapping[str, Any],
-    ) -> tuple[Generation, AnswerReader | None]:
-        """Prepares a generation, and the reader of its answer if one is needed."""
-        if request.is_plain:
-            generation = llm.generate_chat_steps(
-                messages, tools=None, chat_template_kwargs=variables, **options
-            )
-            return generation, None
-        own, variables, unread = with_effort(options, variables, llm.template.source)
-        own = {name: value for name, value in own.items() if value is not None}
-        wanted = own.get("response_format")
-        is_written = isinstance(wanted, Mapping) and wanted.get("type") in ("regex", "grammar")
-        schema = None if is_written else schema_of(own.pop("response_format", None))
-        if request.tools and request.choice != "none" and ("grammar" in own or is_written):
-            raise both_given("grammar", "tools")
-        model, form = self._opened.model, self.form
-        if form.tools is None:
-            from pyllama_spec.chat.tools import ToolChats
-
-            form.tools = ToolChats(model, llm.template)
-        which = own.get("continue_final_message")
-        if own.get("add_generation_prompt") is False and not which:
-            raise ArgumentError(
-                "add_generation_prompt", False, problem="without `continue_final_message` is for "
-                "chats "
-                "without `tools` and `reasoning_format`: their answers are read from their "
-                "beginning",
-            )  # fmt: skip
-        name = field_to_continue(messages, which) if which else None
-        rendered, reader = form.tools.begin(messages, request, variables, schema, name)
-        self._check_fits(rendered)
-        if name:
-            check_continued(rendered.text, messages, name)
-        options_ = _merged(own, reader)
-        options_ = self._completions.thoughts.of_chat(
-            llm, options_, unread, own_grammar=not _OF_ENGINE_GRAMMARS & reader.options.keys(),
-            answer=_begun_answer(
-                llm.template, messages, request.offered, variables, rendered.text, bool(name)
-            ),
-        )  # fmt: skip
-        return self._generation(llm, rendered, options_), reader
-
-    def generate_chat_steps(
-        self,
-        llm: Overridable,
+        template: ChatTemplate,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
-        keywords: dict[str, Any],
-    ) -> Generation:
-        """See Llama.generate_chat_steps; `keywords` are those of RequestOptions."""
-        if llm.chat_handler is not None:
-            raise UnsupportedError(
-                "generate_chat_steps() does not support the chat_handler of this Llama; call "
-                "create_chat_completion()"
-            )
-        if self.form.stops:
+        keywords: Mapping[str, Any],
+    ) -> tuple[RenderedChat, RequestOptions]:
+        """The prompt of a chat whose answer is text; `keywords` are those of RequestOptions."""
+        keywords = dict(keywords)
+        if self._stops:
             stops = keywords.get("stop") or ()
             stops = [stops] if isinstance(stops, str) else stops
-            keywords["stop"] = [*stops, *self.form.stops]
-        template = llm.template
+            keywords["stop"] = [*stops, *self._stops]
         variables = template_variables(chat_template_kwargs)
         keywords, variables, unread = with_effort(keywords, variables, template.source)
         given = {name: value for name, value in keywords.items() if value is not None}
@@ -271,27 +146,61 @@ class ChatCompletions:
         self._check_fits(rendered)
         if unread is not None or request.thinking_token_budget is not None:
             answer = _begun_answer(template, messages, tools, variables, rendered.text, bool(which))
-            request = self._completions.thoughts.of_chat(
-                llm, request, unread, answer=answer, own_grammar=True
+            request = self._thoughts.of_chat(
+                template, request, unread, answer=answer, own_grammar=True
             )
-        return self._generation(llm, rendered, request)
+        return rendered, request
 
-    def _generation(
-        self, llm: Overridable, rendered: RenderedChat, request: RequestOptions
-    ) -> Generation:
-        """Prepares a chat's generation."""
-        tokens = rendered.tokenize(self._opened.model.vocab)
-        generation = self._opened.generation(tokens, request, last_n=llm.last_n_tokens_size)
-        generation.record.note = rendered.note
-        return generation
+    def parsed(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        request: ToolRequest,
+        variables: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> tuple[RenderedChat, RequestOptions, AnswerReader]:
+        """The prompt of a chat with tools or thoughts apart, and the reader of its answer."""
+        own, variables, unread = with_effort(options, variables, template.source)
+        own = {name: value for name, value in own.items() if value is not None}
+        wanted = own.get("response_format")
+        is_written = isinstance(wanted, Mapping) and wanted.get("type") in ("regex", "grammar")
+        schema = None if is_written else schema_of(own.pop("response_format", None))
+        if request.tools and request.choice != "none" and ("grammar" in own or is_written):
+            raise both_given("grammar", "tools")
+        if self._tools is None:
+            from pyllama_spec.chat.tools import ToolChats
+
+            self._tools = ToolChats(self._model, template)
+        which = own.get("continue_final_message")
+        if own.get("add_generation_prompt") is False and not which:
+            raise ArgumentError(
+                "add_generation_prompt", False, problem="without `continue_final_message` is for "
+                "chats "
+                "without `tools` and `reasoning_format`: their answers are read from their "
+                "beginning",
+            )  # fmt: skip
+        name = field_to_continue(messages, which) if which else None
+        rendered, reader = self._tools.begin(messages, request, variables, schema, name)
+        self._check_fits(rendered)
+        if name:
+            check_continued(rendered.text, messages, name)
+        merged = self._thoughts.of_chat(
+            template, _merged(own, reader), unread,
+            own_grammar=not _OF_ENGINE_GRAMMARS & reader.options.keys(),
+            answer=_begun_answer(
+                template, messages, request.offered, variables, rendered.text, bool(name)
+            ),
+        )  # fmt: skip
+        return rendered, merged, reader
 
     def _check_fits(self, rendered: RenderedChat) -> None:
-        check_fits(self._opened.model.vocab, rendered.text, self._opened.runtime.context.n_ctx_seq)
+        if self._n_ctx is not None:
+            check_fits(self._model.vocab, rendered.text, self._n_ctx)
 
     def close(self) -> None:
         """Frees the resources of chats with tools."""
-        if self.form.tools is not None:
-            self.form.tools.close()
+        if self._tools is not None:
+            self._tools.close()
 
 
 def _begun_answer(
@@ -317,7 +226,7 @@ def _begun_answer(
     return prompt.rpartition(last)[2] if last else prompt
 
 
-def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
+def options_for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a handler gets although it may not know them."""
     for name in _NOT_FOR_HANDLERS:
         value = more.get(name)
@@ -332,30 +241,135 @@ def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
     return {} if limit is None else {"max_tokens": limit}
 
 
-def _handled(
-    llm: Overridable,
-    handler: ChatHandler,
-    messages: Sequence[Message],
-    tool_options: tuple[Any, Any, Any, Any],
-    options: Mapping[str, Any],
-    *others: Any,
-) -> Response | Stream:
-    """Calls the chat handler with the arguments that llama-cpp-python passes."""
-    tools, tool_choice, functions, function_call = tool_options
-    stream, model, logprobs, top_logprobs = others
-    # Handlers add to it what ends an answer in their form.
-    stop = list(options["stop"]) if isinstance(options["stop"], tuple) else options["stop"]
-    answered: Response | Stream = handler(
-        llama=llm, messages=messages, functions=functions, function_call=function_call,
-        tools=tools, tool_choice=tool_choice, stream=stream, model=model,
-        logprobs=logprobs, top_logprobs=top_logprobs, **{**options, "stop": stop},
-    )  # fmt: skip
-    return answered
-
-
 def _merged(own: Mapping[str, Any], reader: AnswerReader) -> RequestOptions:
     stop = own.get("stop") or ()
     stops = [stop] if isinstance(stop, str) else list(stop)
     stops += [one for one in reader.options.get("stop", ()) if one not in stops]
     keywords = {**CHAT_DEFAULTS, **own, **reader.options, "stop": stops}
     return RequestOptions.from_keywords(keywords)
+
+
+def with_effort(
+    keywords: Mapping[str, Any], variables: Mapping[str, Any], source: str
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """A chat's options and template variables with the effect of reasoning_effort.
+
+    The caller's own budget, and variable for the effort, take precedence. The effort comes third
+    where the template has no variable for it.
+    """
+    keywords, variables = dict(keywords), dict(variables)
+    effort = keywords.pop("reasoning_effort", None)
+    one_of(effort, (None, *EFFORTS), "reasoning_effort")
+    if effort is None:
+        return keywords, variables, None
+    is_read = _reads(source, "reasoning_effort")
+    if is_read:
+        variables.setdefault("reasoning_effort", effort)
+    switch = next((name for name in _SWITCHES if _reads(source, name)), None)
+    if effort == "none" and switch is not None:
+        variables.setdefault(switch, False)
+        is_read = True
+    elif not is_read and keywords.get("thinking_token_budget") is None:
+        keywords["thinking_token_budget"] = _BUDGETS.get(effort)
+    return keywords, variables, None if is_read else effort
+
+
+def _reads(source: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", source) is not None
+
+
+class ThoughtTags:
+    """The tags of thoughts in a model's answers."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        # By the text of a template: reading one takes a while.
+        # An error is kept as its words: an exception would keep its callers alive, the Llama too.
+        self._known: dict[str, tuple[str, ...] | str] = {}
+
+    def of_text(
+        self, template: Callable[[], ChatTemplate], tokens: Sequence[int], request: RequestOptions
+    ) -> RequestOptions:
+        """The options of a text, with the tags for a budget."""
+        for name in OF_CHATS:
+            if getattr(request, name) is not None:
+                raise ArgumentError(
+                    name, getattr(request, name), problem="applies to chats only",
+                    remedy="pass it to create_chat_completion(), or leave it out",
+                )  # fmt: skip
+        if request.thinking_token_budget is None or request.thought_close:
+            return request
+        tags = self.of_template(template().source)
+        text = self._model.vocab.detokenize(tokens, special=True).decode(errors="replace")
+        return self._bounded(request, tags, text, own_grammar=True)
+
+    def of_chat(
+        self,
+        template: ChatTemplate,
+        request: RequestOptions,
+        unread: str | None,
+        *,
+        answer: str,
+        own_grammar: bool,
+    ) -> RequestOptions:
+        """The options of a chat, with the tags for a budget."""
+        if unread is None and request.thinking_token_budget is None:
+            return request
+        tags = self.of_template(template.source)
+        if unread is not None and not tags:
+            if unread == "none":
+                return replace(request, response_format=None, thinking_token_budget=None)
+            raise UnsupportedError(
+                f"reasoning_effort={unread!r}: the model's chat template marks no thoughts and "
+                "reads no effort; leave it out"
+            )
+        if request.thinking_token_budget is None:
+            return request
+        return self._bounded(request, tags, answer, own_grammar=own_grammar)
+
+    def _bounded(
+        self, request: RequestOptions, tags: Sequence[str], before: str, *, own_grammar: bool
+    ) -> RequestOptions:
+        """The options with a budget and its tags, after the text `before`.
+
+        own_grammar: the request's grammar is for the answer alone, without thoughts.
+        """
+        if not tags:
+            raise UnsupportedError(
+                f"thinking_token_budget={request.thinking_token_budget}: the model's chat template "
+                "marks no thoughts, so none can be bounded; leave it out, or set max_tokens"
+            )
+        return replace(
+            request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),
+            thought_is_open=ends_in_thought(before, tags),
+            thought_close=_close(self._model.vocab, tags[1]),
+            grammar_skips_thoughts=own_grammar and request.grammar is not None,
+        )  # fmt: skip
+
+    def of_template(self, source: str) -> tuple[str, ...]:
+        """The thought tags of a template; () if it has none.
+
+        The first call for a template takes a while.
+        """
+        if source not in self._known:
+            try:
+                with ChatParser(self._model, source) as parser:
+                    session = parser.begin({"messages": [{"role": "user", "content": "."}]})
+                self._known[source] = session.thought_tags
+            except ArgumentError as error:  # as it would be each time
+                self._known[source] = str(error)
+        known = self._known[source]
+        if isinstance(known, str):
+            raise ArgumentError(problem=known)
+        return known
+
+
+def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
+    """The ids of the tag that ends a thought.
+
+    Some vocabularies put a space before a first control token, which is not part of the tag.
+    """
+    ids = vocab.tokenize(end, add_special=False, parse_special=True)
+    if len(ids) > 1 and vocab.piece(ids[0], special=True).isspace() and not end[0].isspace():
+        ids = ids[1:]
+    return tuple(ids)

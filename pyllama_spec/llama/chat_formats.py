@@ -39,7 +39,7 @@ def _turns(
     `system` begin turns. `between` follows a turn's beginning, `after` a turn, `after_answer` every
     second one. `end`, or `assistant`, asks for the answer, with `end_between` after it.
     """
-    before, has_system, behind = head.partition("{system}")
+    before, has_system, after_system = head.partition("{system}")
     parts = [f"{{% set ns = namespace(system={default_system!r}, i=0, found=false) %}}"]
     parts.append(
         "{% for m in messages if m.role == 'system' and not ns.found %}"
@@ -47,7 +47,7 @@ def _turns(
     )
     parts.append(f"{{{{ {before!r} }}}}")
     if has_system:
-        parts.append(f"{{{{ ns.system ~ {behind!r} }}}}")
+        parts.append(f"{{{{ ns.system ~ {after_system!r} }}}}")
     roles = {"user": user, "assistant": assistant, **({"system": system} if system else {})}
     parts.append(f"{{% set roles = {roles!r} %}}")
     second = after if after_answer is None else after_answer

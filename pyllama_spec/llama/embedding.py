@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -16,7 +15,7 @@ from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
     ArgumentError,
-    ClosedError,
+    CancelledError,
     ContextFullError,
     EngineError,
     OutOfMemoryError,
@@ -25,7 +24,7 @@ from pyllama_spec.errors import (
     UnsupportedError,
     warn,
 )
-from pyllama_spec.requests.request_lock import RequestLock
+from pyllama_spec.requests.runner import Runner
 
 # A text, or its ids.
 Text = str | Sequence[int]
@@ -34,260 +33,215 @@ _MAX_SEQUENCES = 256
 
 # The maximum number of contexts for embeddings that may fail, one after the other.
 _MAX_DROPPED = 8
-# The number of pooling "rank" in a file.
-_RANK = POOLING["rank"]
 
 
-class Embedder:
-    """A context of a model that gives embeddings.
+class Embeddings:
+    """The embeddings of an open model, by a context of its own, which the first text opens.
 
+    They take turns with the rounds of its requests, batch by batch: two at once would have more
+    threads than cores.
     On the CPU each text is computed by itself: beside others sums are made in another order, and
     each token is compared with those of all texts, which takes longer than the batch saves. On
     devices as many as fit are computed at once, and the last bits depend on their company.
     """
 
-    def __init__(self, model: Model, params: ContextParams) -> None:
-        self._vocab = model.vocab
+    def __init__(
+        self, model: Model, params: ContextParams, runner: Runner, is_wanted: bool
+    ) -> None:
+        self._model, self._params, self._is_wanted = model, params, is_wanted
+        self._runner, self._n_cancels = runner, 0
+        self.context: Context | None = None
+        self._n_dropped = 0
+        self._loss: RemoteError | None = None
+
+    # ---- the context
+
+    @contextmanager
+    def _turn(self, n_cancels: int | None = None) -> Iterator[Context]:
+        """The context for this thread; opens it, and another one after a failure.
+
+        `n_cancels` is the number of cancel() calls when the caller's call began.
+        """
+        try:
+            with self._runner.exclusive(self._opened) as context:
+                if n_cancels not in (None, self._n_cancels):
+                    raise CancelledError("the embedding was cancelled")
+                try:
+                    yield context
+                except (EngineError, OutOfMemoryError, RemoteError):
+                    context.find_failure()
+                    raise
+                finally:
+                    context.pause_threads()
+        except RemoteError as error:
+            self._loss = RemoteError(str(error))
+            raise
+
+    def _check(self) -> None:
+        model = self._model
+        if model.is_closed:
+            raise model.closed_error(f"the model {model.path} is closed; load it again")
+        if not self._is_wanted:
+            raise UnsupportedError(
+                "this model was opened without embeddings",
+                setup="open the model again with `embedding=True`",
+            )
+
+    def _opened(self) -> Context:
+        context = self.context
+        if context is not None and context.has_failed and self._n_dropped < _MAX_DROPPED:
+            # None keeps anything between calls. The engine does not free one that has failed: not
+            # for every text without memory.
+            self._n_dropped += 1  # before: is_usable reads both without the lock
+            self.context = None
+            context.close()
+            context = None
+        if context is None:
+            self.context = context = self._open()
+            if context.pooling == "none" and self._params.pooling is None:
+                warn(
+                    f"{self._model.path.name} names no pooling, as a model that is for text: a "
+                    'text gives a vector for each of its tokens. Llama(pooling_type="mean"), or '
+                    '"last", gives one for the text; "none" says that each token\'s is meant',
+                )
+        return context
+
+    def _open(self) -> Context:
+        model, params = self._model, self._params
         n_ctx = params.n_ctx or model.info.n_ctx_train
         n_together = min(params.n_batch, n_ctx, _MAX_SEQUENCES) if model.is_on_gpu else 1
         # An encoder takes a batch in one piece, and every token of it gives a row.
         try:
-            self.context = Context(
+            return Context(
                 model, params, embeddings=True, kv_unified=True, n_outputs_max=0,
                 n_ubatch=params.n_batch, n_seq_max=n_together, target_layers=(),
             )  # fmt: skip
         except OutOfMemoryError as error:
             what = f"{model.path.name}: the KV cache of embeddings for {n_ctx} tokens"
             raise error.of(what, ["n_ctx"]) from None
-        self._lock = RequestLock(self.context.cancel)
-        self._encodes = model.info.has_encoder or not self.context.has_memory
-        self._batch = Batch(self.context.n_batch)
 
     @property
-    def gives_each_token(self) -> bool:
-        """Whether a text gets a vector per token instead of one vector."""
-        return self.context.pooling == "none"
+    def failure(self) -> PyllamaSpecError | None:
+        """The loss of a server with the model's layers, or the failure of the last context."""
+        is_last, context = self._n_dropped >= _MAX_DROPPED, self.context
+        return self._loss or (context.failure if is_last and context else None)
 
     @property
-    def n_batch(self) -> int:
-        """The maximum number of tokens of a text."""
-        return min(self.context.n_batch, self.context.n_ctx)
+    def memory_bytes(self) -> int:
+        """Bytes of the context's KV cache: 0 before the first text and after close()."""
+        context = self.context
+        return 0 if context is None or context.is_closed else context.memory_bytes
 
-    def embed(
-        self, texts: Sequence[Text], *, normalize: bool, truncate: bool
-    ) -> tuple[list[Any], int]:
-        """A list of [n_embd] floats per text, or per token without pooling; and the tokens read."""
-        # Before the lock: in a forked child a thread may hold it that is not there.
-        self.context.check_process()
-        with self._lock.exclusive():
-            try:
-                return self._embed(texts, normalize=normalize, truncate=truncate)
-            except (EngineError, OutOfMemoryError, RemoteError):
-                self.context.find_failure()
-                raise
+    def cancel(self) -> None:
+        """Ends the running calls between two batches, from any thread."""
+        self._n_cancels += 1
 
-    def _embed(
-        self, texts: Sequence[Text], *, normalize: bool, truncate: bool
-    ) -> tuple[list[Any], int]:
+    def close(self) -> None:
+        """Frees the context, once the runner is closed."""
+        if self.context is not None:
+            self.context.close()
+
+    # ---- vectors and scores
+
+    def embed(self, texts: object, *, normalize: bool, truncate: bool) -> tuple[list[Any], int]:
+        """See Llama.embed: a vector or more for each text, and how many tokens were read."""
+        self._check()
+        n_cancels = self._n_cancels
+        with self._turn() as context:
+            n_max, n_together = min(context.n_batch, context.n_ctx), context.n_seq_max
+        tokenized = [self._tokens(text, n_max, truncate) for text in texts_of(texts)]
         vectors: list[Any] = []
-        tokenized = [self._tokens(text, truncate) for text in texts]
-        group: list[list[int]] = []
-        n = 0
-        for tokens in tokenized:
-            if n + len(tokens) > self.n_batch or len(group) >= self.context.n_seq_max:
-                vectors += self._rows(group, normalize)
-                group, n = [], 0
-            group.append(tokens)
-            n += len(tokens)
-        vectors += self._rows(group, normalize)
-        self.context.pause_threads()
+        for group in _groups(tokenized, n_max, n_together):
+            with self._turn(n_cancels) as context:
+                vectors += self._rows(context, group, normalize)
         return vectors, sum(map(len, tokenized))
 
-    def _tokens(self, text: object, truncate: bool) -> list[int]:
+    def _tokens(self, text: object, n_max: int, truncate: bool) -> list[int]:
+        vocab = self._model.vocab
         if isinstance(text, str):
             if not truncate and len(text) >= LONG_TEXT:
-                n = self._vocab.fewest_tokens(text)
-                self._check_length(n, at_least(n))
-            tokens = self._vocab.tokenize(text)
+                n = vocab.fewest_tokens(text)
+                _check_length(n, n_max, at_least(n))
+            tokens = vocab.tokenize(text)
         elif is_ids(text):
             if truncate:
-                text = text[: self.n_batch]
-            self._check_length(len(text))
+                text = text[:n_max]
+            _check_length(len(text), n_max)
             tokens = [int(token) for token in text]
-            self._vocab.check_ids(tokens, "input")
+            vocab.check_ids(tokens, "input")
         else:
             raise ArgumentError("input", text, "a text or a list of token ids")
         if not tokens:
             raise ArgumentError("input", text, "a text with tokens, as the model adds none")
         if not truncate:
-            self._check_length(len(tokens))
-        return tokens[: self.n_batch]
+            _check_length(len(tokens), n_max)
+        return tokens[:n_max]
 
-    def _check_length(self, n: int, how: str = "") -> None:
-        if n > self.n_batch:
-            raise ContextFullError(
-                how, n_tokens=n, n_ctx=self.n_batch, param="input",
-                remedy="shorten the text or give `truncate=True`",
-                setup="choose a larger `n_ctx` and `n_batch`",
-            )  # fmt: skip
-
-    def _rows(self, group: Sequence[Sequence[int]], normalize: bool) -> list[Any]:
-        if not group:
-            return []
-        context, batch = self.context, self._batch
-        if not self._encodes:
+    def _rows(self, context: Context, group: Sequence[Sequence[int]], normalize: bool) -> list[Any]:
+        """A list of [n_embd] floats per text, or per token without pooling."""
+        batch = Batch(sum(map(len, group)))
+        encodes = self._model.info.has_encoder or not context.has_memory
+        if not encodes:
             context.memory.clear()
-        batch.clear()
         for seq_id, tokens in enumerate(group):
             batch.extend(tokens, 0, seq_id, output_all=True)
-        context.decode(batch, encode=self._encodes)
+        context.decode(batch, encode=encodes)
         if context.pooling != "none":
-            rows = [np.array(context.embeddings_of(i)) for i in range(len(group))]
-            return [_scaled(row, normalize).tolist() for row in rows]
+            return [_scaled(context.embeddings_of(i), normalize) for i in range(len(group))]
         vectors, at = [], 0
         for tokens in group:
-            each = (np.array(context.embeddings(at + i)) for i in range(len(tokens)))
-            vectors.append([_scaled(row, normalize).tolist() for row in each])
-            at += len(tokens)
+            n = len(tokens)
+            vectors.append([_scaled(context.embeddings(at + i), normalize) for i in range(n)])
+            at += n
         return vectors
 
-    def cancel(self) -> None:
-        """Cancels the running call, from any thread."""
-        if not self.context.is_forked:
-            self._lock.cancel()
-
-    def close(self) -> None:
-        """Cancels the running call, and frees the context."""
-        if self.context.is_forked or self._lock.close():
-            self.context.close()
-
-
-class Embeddings:
-    """The embeddings of an open model; the first text opens their context."""
-
-    def __init__(self, model: Model, params: ContextParams, is_wanted: bool) -> None:
-        self._model, self._params, self._is_wanted = model, params, is_wanted
-        self._embedder: Embedder | None = None
-        self._dropping, self._n_dropped = threading.Lock(), 0
-        self._loss: RemoteError | None = None
-
-    def embed(
-        self, texts: object, model_path: str, *, normalize: bool, truncate: bool
-    ) -> tuple[list[Any], int]:
-        """See Llama.embed: a vector or more for each text, and how many tokens were read."""
-        self._check_open(model_path)
-        with self._noting_loss():
-            embedder = self._opened(model_path)
-            return embedder.embed(texts_of(texts), normalize=normalize, truncate=truncate)
-
-    def _opened(self, model_path: str) -> Embedder:
-        if not self._is_wanted:
-            raise UnsupportedError(
-                "this model was opened without embeddings",
-                setup="open the model again with `embedding=True`",
-            )
-        embedder = self._embedder
-        if embedder is not None and embedder.context.has_failed:
-            self._drop(embedder)
-            embedder = self._embedder
-        if embedder is None:
-            mine = Embedder(self._model, self._params)
-            if mine.gives_each_token and self._params.pooling is None:
-                warn(
-                    f"{self._model.path.name} names no pooling, as a model that is for text: a "
-                    'text gives a vector for each of its tokens. Llama(pooling_type="mean"), or '
-                    '"last", gives one for the text; "none" says that each token\'s is meant',
-                )
-            # Two threads may come here at once: one context serves both.
-            with self._dropping:
-                embedder = self._embedder = self._embedder or mine
-            if embedder is not mine:
-                mine.close()
-            if self._model.is_closed:  # meanwhile, by a close() that saw no context to free
-                embedder.close()
-                self._check_open(model_path)
-        return embedder
-
-    def _drop(self, failed: Embedder) -> None:
-        """Has the next call open another context: none keeps anything between calls."""
-        with self._dropping:
-            # The engine does not free a context that failed: not for every text without memory.
-            if self._embedder is not failed or self._n_dropped >= _MAX_DROPPED:
-                return
-            self._embedder = None
-            self._n_dropped += 1  # is_usable, which has no lock, reads it first
-        failed.close()
-
-    @contextmanager
-    def _noting_loss(self) -> Iterator[None]:
-        try:
-            yield
-        except RemoteError as error:
-            self._loss = RemoteError(str(error))
-            raise
-        except ClosedError as error:
-            raise self._model.closed_error(str(error)) from None
-
-    def rank(
-        self, query: object, documents: object, model_path: str, *, truncate: bool
-    ) -> list[float]:
+    def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[float]:
         """See Llama.rank."""
-        self._check_open(model_path)
-        pairs = Pairs(self._model)
+        self._check()
         if not isinstance(query, str):
             raise ArgumentError("query", query, str)
-        if isinstance(documents, (str, bytes)) or not isinstance(documents, Sequence):
+        if isinstance(documents, str) or not isinstance(documents, Sequence):
             raise ArgumentError("documents", documents, "a list of texts")
         for i, document in enumerate(documents):
             if not isinstance(document, str):
                 raise ArgumentError(f"documents[{i}]", document, str)
-        with self._noting_loss():
-            embedder = self._opened(model_path)
         # pooling_type="rank" for another model would give a number of its rows, and no score.
         own = self._model.metadata.get(f"{self._model.info.arch}.pooling_type")
-        if embedder.context.pooling != "rank" or own != str(_RANK):
-            raise UnsupportedError(
-                f"{model_path} does not score pairs (its pooling is "
-                f"{embedder.context.pooling!r}): rank() is for rerankers, whose files say pooling "
-                'type "rank"; compare embeddings of this one'
-            )
-        if not documents:
-            return []
-        most = embedder.n_batch if truncate else None
+        with self._turn() as context:
+            if context.pooling != "rank" or own != str(POOLING["rank"]):
+                raise UnsupportedError(
+                    f"{self._model.path} does not score pairs (its pooling is "
+                    f"{context.pooling!r}): rank() is for rerankers, whose files say pooling "
+                    'type "rank"; compare embeddings of this one'
+                )
+            n_max = min(context.n_batch, context.n_ctx)
         for text in (query, *(() if truncate else documents)):
-            check_fits(self._model.vocab, text, embedder.n_batch)
+            check_fits(self._model.vocab, text, n_max)
+        pairs, most = Pairs(self._model), n_max if truncate else None
         tokens = [pairs.tokens(query, document, most) for document in documents]
-        with self._noting_loss():
-            rows, _ = embedder.embed(tokens, normalize=False, truncate=False)
+        rows, _ = self.embed(tokens, normalize=False, truncate=False) if tokens else ([], 0)
         return [float(row[0]) for row in rows]
 
-    def _check_open(self, model_path: str) -> None:
-        if self._model.is_closed:
-            raise self._model.closed_error(f"the model {model_path} is closed; load it again")
 
-    @property
-    def failure(self) -> PyllamaSpecError | None:
-        """The loss of a server with the model's layers, or the failure of the last context."""
-        is_last, embedder = self._n_dropped >= _MAX_DROPPED, self._embedder
-        return self._loss or (embedder.context.failure if is_last and embedder else None)
+def _groups(texts: Sequence[list[int]], n_max: int, n_together: int) -> Iterator[list[list[int]]]:
+    """The texts in groups that one batch has room for."""
+    group: list[list[int]] = []
+    for tokens in texts:
+        if group and (sum(map(len, group)) + len(tokens) > n_max or len(group) >= n_together):
+            yield group
+            group = []
+        group.append(tokens)
+    if group:
+        yield group
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the context's KV cache: 0 before the first text and after close()."""
-        embedder = self._embedder
-        if embedder is None or embedder.context.is_closed:
-            return 0
-        return embedder.context.memory_bytes
 
-    def cancel(self) -> None:
-        """Cancels the running call, from any thread."""
-        if self._embedder is not None:
-            self._embedder.cancel()
-
-    def close(self) -> None:
-        """Cancels the running call, and frees the context."""
-        if self._embedder is not None:
-            self._embedder.close()
+def _check_length(n: int, n_max: int, how: str = "") -> None:
+    if n > n_max:
+        raise ContextFullError(
+            how, n_tokens=n, n_ctx=n_max, param="input",
+            remedy="shorten the text or give `truncate=True`",
+            setup="choose a larger `n_ctx` and `n_batch`",
+        )  # fmt: skip
 
 
 def is_ids(text: object) -> TypeGuard[Sequence[int]]:
@@ -359,8 +313,7 @@ class Pairs:
         return [token for part in parts for token in part if token is not None]
 
     def _by_template(self, form: str, query: str, document: str) -> list[int]:
-        from pyllama_spec.chat.control_tokens import tokenize_chat
-        from pyllama_spec.chat.prompt_provenance import PromptProvenance
+        from pyllama_spec.chat.prompt_provenance import PromptProvenance, tokenize_chat
 
         text, spans = "", []
         for part in re.split(r"(\{query\}|\{document\})", form):
@@ -372,11 +325,10 @@ class Pairs:
         return tokenize_chat(self._vocab, text, provenance)
 
 
-def _scaled(row: npt.NDArray[np.float32], normalize: bool) -> npt.NDArray[np.float32]:
-    if not normalize:
-        return row
-    norm = float(np.linalg.norm(row))
-    return row if norm == 0.0 else np.asarray(row / norm)
+def _scaled(row: npt.NDArray[np.float32], normalize: bool) -> list[float]:
+    """A copy of a row as floats, of length 1 if wanted."""
+    norm = float(np.linalg.norm(row)) if normalize else 0.0
+    return np.asarray(row if norm == 0.0 else row / norm).tolist()  # type: ignore[no-any-return]
 
 
 def response(data: Sequence[Any], n_tokens: int, model: str) -> dict[str, Any]:

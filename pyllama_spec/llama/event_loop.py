@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.errors import DeadlineError
 from pyllama_spec.llama.open_model import OpenModel
-from pyllama_spec.llama.responses import Deferred, Response, Stream, check_stream
-from pyllama_spec.requests.ticket import ARRIVAL
+from pyllama_spec.llama.responses import Deferred, check_stream
+from pyllama_spec.requests.stream import Stream
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -38,7 +38,7 @@ async def answered(
     more: Mapping[str, Any],
     *,
     stream: bool | Deferred,
-) -> Response | Stream:
+) -> Any:
     """The result of a Llama.create_... call in an event loop; `timeout_s` counts from now.
 
     A Deferred gives the handle: Deferred.WHOLE that of a response which is computed as a whole.
@@ -54,17 +54,16 @@ async def answered(
     try:
         context = copy_context()
         context.run(opened.pin)
-        context.run(ARRIVAL.set, arrival)
         call = partial(context.run, partial(create, *options, stream=deferred, **more))
         run_in_thread = partial(
             asyncio.get_running_loop().run_in_executor, _executor(os.getpid(), is_slow)
         )
         # No name for the future: an error knows this frame, and the future knows the error.
-        handle: Response | Stream = await _made(run_in_thread(call), more.get("timeout_s"))
+        handle: Any = await _made(run_in_thread(call), more.get("timeout_s"))
         if not isinstance(handle, Stream):  # of a chat handler
             return handle
         try:
-            handle.start(is_whole=not is_stream)
+            handle.start(is_whole=not is_stream, arrival=arrival)
         except BaseException:  # of several answers the first ones may be in line
             handle.abort()
             raise

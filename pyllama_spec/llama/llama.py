@@ -1,8 +1,7 @@
 """Llama: a model to generate with, under the names that users of llama-cpp-python know.
 
-Its calls are signatures, defaults and documentation, and hand the work to the objects behind it.
-Those call back through the Llama they are given; overridable.py lists what of a subclass they heed.
-The calls token by token are in its base.
+Its calls read their options, make prompts and runs of them, and give a Stream, or its result. They
+call each other through `self`: what a subclass overrides counts.
 """
 
 from __future__ import annotations
@@ -10,27 +9,41 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import wraps
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.chat.template import ChatTemplate, Message
-from pyllama_spec.engine import Adapter, Context, Model
-from pyllama_spec.engine.checks import instance
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.chat.prompts import chat_top_logprobs, check_fits, template_variables
+from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
+from pyllama_spec.engine import Adapter, Context, Model, Sampler
+from pyllama_spec.engine.checks import boolean, instance, integer
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.engine.log import thread_log_level
 from pyllama_spec.errors import (
     ArgumentError,
+    BusyError,
+    ContextFullError,
     ForkedError,
     PyllamaSpecError,
     UnsupportedError,
 )
-from pyllama_spec.llama.caches import BaseLlamaCache
+from pyllama_spec.llama.caches import (
+    BaseLlamaCache,
+    CachedRuns,
+    holds_more,
+    longest_token_prefix,
+)
 from pyllama_spec.llama.calls import (
     CHAT,
     TEXT,
@@ -40,8 +53,12 @@ from pyllama_spec.llama.calls import (
     async_call_of,
     call_of,
 )
-from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
-from pyllama_spec.llama.completion import Completions
+from pyllama_spec.llama.chat_completion import (
+    Chats,
+    ThoughtTags,
+    options_for_handler,
+    registered_handler,
+)
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
 from pyllama_spec.llama.event_loop import answered
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
@@ -51,7 +68,7 @@ from pyllama_spec.llama.loading import (
     open_runtime,
     why_not_generating,
 )
-from pyllama_spec.llama.open_model import LlamaState, OpenModel
+from pyllama_spec.llama.open_model import LlamaState, Logits, OpenModel
 from pyllama_spec.llama.open_options import (
     ChatHandler,
     OpenOptions,
@@ -63,20 +80,48 @@ from pyllama_spec.llama.open_options import (
     warn_of_unknown,
     with_arguments,
 )
-from pyllama_spec.llama.responses import Response, Stream, answering_model
-from pyllama_spec.llama.token_calls import ScoreTable, TokenCalls
+from pyllama_spec.llama.responses import (
+    ChatChoice,
+    Choice,
+    Deferred,
+    Response,
+    ResponseShape,
+    Stream,
+    TextChoice,
+    answering_model,
+    check_stream,
+)
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.options import options_of
-from pyllama_spec.requests.generation import Generation, Runtime
-from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.speculative import make_controller
-from pyllama_spec.speculative.prefixes import PrefixStore
+from pyllama_spec.requests import stream as handles
+from pyllama_spec.requests.options import (
+    MAX_LOGPROBS,
+    LogitsProcessor,
+    RequestOptions,
+    StoppingCriterion,
+)
+from pyllama_spec.requests.run import GenerationRecord, Run
+from pyllama_spec.requests.runner import Runtime
+from pyllama_spec.requests.samplers import guided_sampler
+from pyllama_spec.requests.stream import Generation
+from pyllama_spec.speculative import SequenceState, make_controller
 from pyllama_spec.speculative.target_batch import DecodeCounts
+from pyllama_spec.terminal import ProgressBar
+
+if TYPE_CHECKING:
+    from pyllama_spec.chat.answers import AnswerReader
+    from pyllama_spec.chat.tools import ToolRequest
+
+
+from pyllama_spec.chat.prompts import fim_tokens, prompt_tokens
+from pyllama_spec.engine import Vocab
+from pyllama_spec.llama.open_model import SeedStream
+from pyllama_spec.speculative.sequence import Adapters, n_common
 
 __all__ = ["Llama", "LlamaState"]
 
 
-class Llama(TokenCalls, Closeable):
+class Llama(Closeable):
     """A model with a context and a drafter.
 
     With n_parallel=1 one request at a time is computed, by the thread that reads it. With more,
@@ -105,7 +150,7 @@ class Llama(TokenCalls, Closeable):
     chat_handler: ChatHandler | None = None
     spm_infill = False
     verbose = False
-    _chats: ChatCompletions
+    _chats: Chats
 
     # ---- opening
 
@@ -122,7 +167,7 @@ class Llama(TokenCalls, Closeable):
         params = options.context_params()
         attributes = options.attributes()
         last_n, adapters = options.last_n_tokens_size, options.adapters()
-        store = PrefixStore(options.store_bytes())
+        store_bytes = options.store_bytes()
         with thread_log_level("info") if options.verbose else contextlib.nullcontext():
             controller = make_controller(options.controller, options.p_min)
             model, drafter, draft_s = open_pair(draft, options, controller)
@@ -132,8 +177,8 @@ class Llama(TokenCalls, Closeable):
                 why_not = why_not_generating(model, options.vocab_only, options.embedding)
                 runtime = None if why_not else open_runtime(
                     model, params, drafter, options.n_draft, options.n_parallel, controller,
-                    wants_rows=options.logits_all, max_waiting=options.max_waiting, store=store,
-                    acceptance=options.acceptance,
+                    wants_rows=options.logits_all, max_waiting=options.max_waiting,
+                    store_bytes=store_bytes, acceptance=options.acceptance,
                 )  # fmt: skip
         opened = OpenModel(model, runtime, why_not, own, options.seed)
         self.model_path, self.verbose = os.fspath(model_path), options.verbose
@@ -141,11 +186,12 @@ class Llama(TokenCalls, Closeable):
         form = (options.chat_format, options.chat_template)
         self._opened, self._texts = opened, VocabTexts(model.vocab)
         self._params, self._values = params, attributes
-        self._embeddings = Embeddings(model, params, options.embedding)
+        self._embeddings = Embeddings(model, params, opened.runner, options.embedding)
         self._logits_all, self._score_table = options.logits_all, ScoreTable()
-        self._completions = Completions(opened)
+        self._thoughts = ThoughtTags(model)
+        n_ctx = None if runtime is None else runtime.context.n_ctx_seq
         with closed_on_failure(opened):
-            self._chats = ChatCompletions(opened, self._completions, *form)
+            self._chats = Chats(model, n_ctx, self._thoughts, *form)
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
             with closed_on_failure(self._chats, opened):
@@ -240,6 +286,14 @@ class Llama(TokenCalls, Closeable):
         return self._texts.detokenize(tokens, prev_tokens, special)
 
     # ---- the model
+
+    def n_ctx(self) -> int:
+        """The maximum number of tokens of prompt and text together."""
+        return self._opened.runtime.context.n_ctx_seq
+
+    def n_vocab(self) -> int:
+        """The size of the vocabulary."""
+        return self._opened.model.info.n_vocab
 
     def n_embd(self) -> int:
         """The width of the model's rows, and of its embeddings."""
@@ -402,11 +456,11 @@ class Llama(TokenCalls, Closeable):
         Raises:
             ArgumentError: an option does not exist or is out of range.
             UnsupportedError: the model has no fill-in-the-middle tokens, and suffix is given.
-            PyllamaSpecError: whatever Generation raises.
+            PyllamaSpecError: whatever Stream raises.
 
         """
-        return self._completions.create(
-            self, prompt, suffix, options, model=model, echo=echo, stream=stream, progress=progress
+        return self._complete(
+            prompt, suffix, options, model=model, echo=echo, stream=stream, progress=progress
         )
 
     if TYPE_CHECKING:
@@ -446,15 +500,30 @@ class Llama(TokenCalls, Closeable):
         Raises:
             ArgumentError: the messages, or an option, are malformed.
             UnsupportedError: the template cannot be run, or a message is more than text.
-            PyllamaSpecError: whatever Generation raises.
+            PyllamaSpecError: whatever Stream raises.
 
         """
-        theirs = {name: options.pop(name) for name in CHAT if name in options}
-        return self._chats.create(
-            self, messages, (tools, tool_choice, functions, function_call), theirs, options,
-            stream=stream, model=model, logprobs=logprobs, top_logprobs=top_logprobs,
-            parallel_tool_calls=parallel_tool_calls, reasoning_format=reasoning_format,
-            chat_template_kwargs=chat_template_kwargs,
+        if self.chat_handler is not None:
+            theirs = {name: options.pop(name) for name in CHAT if name in options}
+            # Handlers add to it what ends an answer in their form.
+            if isinstance(theirs["stop"], tuple):
+                theirs["stop"] = list(theirs["stop"])
+            theirs |= options_for_handler(options)
+            answer: Response | Stream = self.chat_handler(
+                llama=self, messages=messages, functions=functions, function_call=function_call,
+                tools=tools, tool_choice=tool_choice, stream=check_stream(stream), model=model,
+                logprobs=logprobs, top_logprobs=top_logprobs, **theirs,
+            )  # fmt: skip
+            return answer
+        from pyllama_spec.chat.tools import ToolRequest
+
+        asked = ToolRequest.read(
+            tools, tool_choice, functions, function_call, parallel_tool_calls, reasoning_format
+        )
+        options["logprobs"] = chat_top_logprobs(logprobs, top_logprobs, MAX_LOGPROBS)
+        return self._chat(
+            messages, asked, template_variables(chat_template_kwargs), options,
+            stream=stream, model=model, has_logprobs=bool(logprobs),
         )  # fmt: skip
 
     @async_call_of(TextCall, TEXT)
@@ -468,7 +537,7 @@ class Llama(TokenCalls, Closeable):
             task that is cancelled meanwhile aborts the request.
 
         Raises:
-            PyllamaSpecError: whatever create_completion() and Generation raise.
+            PyllamaSpecError: whatever create_completion() and Stream raise.
 
         """
         create = self.create_completion
@@ -494,7 +563,7 @@ class Llama(TokenCalls, Closeable):
         options: RequestOptions | None = None,
         **keywords: Any,
     ) -> Generation:
-        """Generates in pieces that tell which tokens were drafted.
+        """Generates in pieces that say which tokens were drafted.
 
         Args:
             prompt: text or token ids, as for create_completion.
@@ -509,7 +578,13 @@ class Llama(TokenCalls, Closeable):
             ArgumentError: an option does not exist or is out of range.
 
         """
-        return self._completions.generate_steps(self, prompt, options, keywords)
+        if options is not None and keywords:
+            raise ArgumentError(
+                "options", problem="and keywords exclude each other", remedy="give one of them"
+            )
+        instance(options, (RequestOptions, type(None)), "options")
+        request = options if options is not None else RequestOptions.from_keywords(keywords)
+        return self._text_generation(self._prompt_tokens(prompt), request)
 
     def generate_chat_steps(
         self,
@@ -523,9 +598,188 @@ class Llama(TokenCalls, Closeable):
 
         max_tokens is None by default, and the temperature 0.2.
         """
-        return self._chats.generate_chat_steps(
-            self, messages, tools, chat_template_kwargs, keywords
+        if self.chat_handler is not None:
+            raise UnsupportedError(
+                "generate_chat_steps() does not support the chat_handler of this Llama; call "
+                "create_chat_completion()"
+            )
+        return self._chat_generation(
+            *self._chats.plain(self.template, messages, tools, chat_template_kwargs, keywords)
         )
+
+    # ---- from options to streams
+
+    def _prompt_tokens(self, prompt: object, suffix: str | None = None) -> list[int]:
+        return completion_tokens(
+            self.model.vocab, self._runtime.context.n_ctx_seq, prompt, suffix,
+            is_spm=self.spm_infill,
+        )  # fmt: skip
+
+    def _text_generation(self, tokens: Sequence[int], request: RequestOptions) -> Generation:
+        request = self._thoughts.of_text(lambda: self.template, tokens, request)
+        return self._opened.generation(tokens, request, last_n=self.last_n_tokens_size)
+
+    def _chat_generation(self, rendered: RenderedChat, request: RequestOptions) -> Generation:
+        tokens = rendered.tokenize(self.model.vocab)
+        generation = self._opened.generation(tokens, request, last_n=self.last_n_tokens_size)
+        generation.record.note = rendered.note
+        return generation
+
+    def _complete(
+        self,
+        prompt: Any,
+        suffix: str | None,
+        options: Mapping[str, Any],
+        *,
+        model: str | None,
+        echo: bool,
+        stream: bool | Deferred,
+        progress: bool | None,
+    ) -> Response | Stream:
+        """See create_completion(); `options` are those of RequestOptions."""
+        is_stream, echo = check_stream(stream), boolean(echo, "echo")
+        request = RequestOptions.from_keywords(options)
+        check_usage_options(request, is_stream=is_stream)
+        is_list = is_list_of_prompts(prompt)
+        if is_list and is_stream:
+            raise UnsupportedError("stream=True is for one prompt; make a stream for each")
+        runs: list[Run] = []
+        choices: list[Choice] = []
+        for i, one in enumerate(prompt if is_list else (prompt,)):
+            try:
+                self._add_answers(one, suffix, request, echo, runs, choices)
+            except PyllamaSpecError as error:  # noqa: PERF203 - the message needs the number
+                if not is_list:
+                    raise
+                raise _of_prompt(i, error) from None
+        if is_list:  # before any is computed
+            _check_lengths([run.request.prompt for run in runs[:: request.n]], self.n_ctx())
+        shape = ResponseShape("cmpl", answering_model(self.model_path, model))
+        is_shown = len(runs) > 1 and (self.verbose if progress is None else progress)
+        bar = ProgressBar(f"{len(runs)} prompts") if is_shown else None
+        shape.of(choices, request, request.n)
+        return self._answered(runs, shape, stream, bar, is_list=is_list)
+
+    def _add_answers(
+        self,
+        prompt: object,
+        suffix: str | None,
+        request: RequestOptions,
+        echo: bool,
+        runs: list[Run],
+        choices: list[Choice],
+    ) -> None:
+        """Prepares the n answers to a prompt."""
+        tokens = self._prompt_tokens(prompt, suffix)
+        vocab, n_top, head = self.model.vocab, request.logprobs, ""
+        if echo or n_top is not None:
+            is_text = isinstance(prompt, str)
+            head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
+        made: list[TextChoice] = []
+        for one in options_of_choices(request, self._opened.seeds):
+            runs += self._text_generation(tokens, one).released()
+            made.append(TextChoice(vocab, head if echo else "", n_top is not None, len(head)))
+        if echo and n_top is not None:
+            of_prompt = self._opened.prompt_logprobs(tokens, n_top)
+            for choice in made:
+                choice.prompt_logprobs = of_prompt
+        choices += made
+
+    def _chat(
+        self,
+        messages: Sequence[Message],
+        asked: ToolRequest,
+        variables: Mapping[str, Any],
+        options: dict[str, Any],
+        *,
+        stream: bool | Deferred,
+        model: str | None,
+        has_logprobs: bool,
+    ) -> Response | Stream:
+        """See create_chat_completion(); `options` are those of RequestOptions."""
+        is_stream = check_stream(stream)
+        several = RequestOptions(n=options.pop("n", 1), seed=options["seed"])
+        shape = ResponseShape("chatcmpl", answering_model(self.model_path, model))
+        runs: list[Run] = []
+        choices: list[Choice] = []
+        for one in options_of_choices(several, self._opened.seeds):
+            generation, reader = self._begin_chat(
+                messages, asked, variables, {**options, "seed": one.seed}
+            )
+            runs += generation.released()
+            if reader is None:
+                choices.append(ChatChoice(self.model.vocab, has_logprobs))
+            else:
+                from pyllama_spec.llama.tool_responses import ParsedChoice
+
+                choices.append(
+                    ParsedChoice(self.model.vocab, has_logprobs, reader, asked, shape.id)
+                )
+        check_usage_options(runs[0].options, is_stream=is_stream)
+        return self._answered(runs, shape.of(choices, runs[0].options, several.n), stream)
+
+    def _begin_chat(
+        self,
+        messages: Sequence[Message],
+        asked: ToolRequest,
+        variables: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> tuple[Generation, AnswerReader | None]:
+        """Prepares a generation, and the reader of its answer if one is needed."""
+        if asked.is_plain:
+            generation = self.generate_chat_steps(
+                messages, tools=None, chat_template_kwargs=variables, **options
+            )
+            return generation, None
+        rendered, request, reader = self._chats.parsed(
+            self.template, messages, asked, variables, options
+        )
+        return self._chat_generation(rendered, request), reader
+
+    def _answered(
+        self,
+        runs: Sequence[Run],
+        shape: ResponseShape,
+        stream: bool | Deferred,
+        bar: ProgressBar | None = None,
+        *,
+        is_list: bool = False,
+    ) -> Response | Stream:
+        """The handle of prepared runs, with their cache and log lines; or its result."""
+        records = [run.record for run in runs]
+        cached = None
+        if self.cache is not None and not is_list:
+            prompt = records[0].prompt_tokens
+            cached = CachedRuns(self._opened, self.cache, prompt)
+            if cached.state is not None and self._has_own("load_state"):
+                self._load(cached.state, prompt)
+                cached.state = None
+            cached.attend(runs)
+
+        def end() -> None:
+            if cached is not None:
+                cached.store(records)
+            if self.verbose and not is_list:
+                for record in records:
+                    sys.stderr.write(_log_line(record))
+
+        handle: Stream = handles.Stream(
+            self._runtime.runner, runs, shape, width=self.n_parallel, on_end=end, bar=bar
+        )
+        is_read_later = check_stream(stream) or isinstance(stream, Deferred)
+        return handle if is_read_later else handle.result()
+
+    def _has_own(self, method: str) -> bool:
+        """Whether a subclass or the object's owner has replaced a method."""
+        return method in vars(self) or getattr(type(self), method) is not getattr(Llama, method)
+
+    def _load(self, state: LlamaState, prompt: Sequence[int]) -> None:
+        """Calls a subclass's load_state() for a cached state that holds more of the prompt."""
+        with self._runtime.runner.visit() as sequence:
+            is_worth = holds_more(state, sequence, prompt)
+        if is_worth:
+            with contextlib.suppress(ContextFullError):  # as without a cache: the prompt is read
+                self.load_state(state)
 
     @property
     def chat_format(self) -> str | None:
@@ -535,11 +789,16 @@ class Llama(TokenCalls, Closeable):
             ArgumentError: there is no such form; the one before stays.
 
         """
-        return self._chats.form.name
+        return self._chats.name
 
     @chat_format.setter
     def chat_format(self, name: str | None) -> None:
-        self._chats.set_format(self, name)
+        from pyllama_spec.llama.chat_formats import HANDLERS
+
+        self._chats = self._chats.of_format(name)
+        if any(self.chat_handler is one for one in HANDLERS.values()):
+            self.chat_handler = None  # of the form before; a program's own still answers
+        self.chat_handler = self.chat_handler or registered_handler(name, None)
 
     @property
     def template(self) -> ChatTemplate:
@@ -583,9 +842,7 @@ class Llama(TokenCalls, Closeable):
             CancelledError: cancel() was called meanwhile.
 
         """
-        vectors, n_tokens = self._embeddings.embed(
-            input, self.model_path, normalize=normalize, truncate=truncate
-        )
+        vectors, n_tokens = self._embeddings.embed(input, normalize=normalize, truncate=truncate)
         embedded = vectors[0] if is_one_text(input) else vectors
         return (embedded, n_tokens) if return_count else embedded
 
@@ -620,7 +877,7 @@ class Llama(TokenCalls, Closeable):
             ClosedError: it is closed.
 
         """
-        return self._embeddings.rank(query, documents, self.model_path, truncate=truncate)
+        return self._embeddings.rank(query, documents, truncate=truncate)
 
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
         """create_chat_completion() with an object of the package openai as its result.
@@ -640,6 +897,38 @@ class Llama(TokenCalls, Closeable):
         return (ChatCompletionChunk(**chunk) for chunk in answer)
 
     # ---- what counts for later requests
+
+    def set_seed(self, seed: int | None) -> None:
+        """Restarts the seed stream, from which requests without a seed draw."""
+        self._opened.seeds.begin(seed)
+
+    def reset(self) -> None:
+        """Forgets the text. Never necessary: texts do not depend on it."""
+        self._opened.reset()
+
+    def save_state(self) -> LlamaState:
+        """Saves the last request's text for load_state() of this or an equal Llama.
+
+        Waits in line for a place without a request.
+
+        Raises:
+            BusyError: called by a callback of a running request.
+
+        """
+        with self._runtime.runner.visit() as sequence:
+            return self._opened.state_of(sequence)
+
+    def load_state(self, state: LlamaState) -> None:
+        """Restores a saved state; the next request with its prefix does not read that again.
+
+        Raises:
+            ArgumentError: the state is damaged or of another model or settings. What the model
+                held before may be forgotten then.
+            ContextFullError: the state has more tokens than n_ctx.
+            BusyError: called by a callback of a running request.
+
+        """
+        self._opened.load_state(state)
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
         """Sets a cache of past requests' states. The last state is always kept.
@@ -686,6 +975,258 @@ class Llama(TokenCalls, Closeable):
         """
         return self._opened.with_adapters(adapters)
 
+    # ---- token by token
+
+    def _latest(self) -> SequenceState:
+        """The sequence of the last text."""
+        return self._runtime.runner.latest()
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens in memory of the last text. Set it lower to go back."""
+        n, n_back = self._latest().n_held, self._opened.n_back
+        return n if n_back is None else min(n_back, n)
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None:
+        n_held = self._latest().n_held
+        n = integer(n, "n_tokens")
+        if not 0 <= n <= n_held:
+            raise ArgumentError("n_tokens", n, f"0 to {n_held}, the tokens that are held")
+        self._opened.n_back = n
+
+    @property
+    def input_ids(self) -> npt.NDArray[np.intc]:
+        """A copy of [n_ctx] ids, of which the first n_tokens are valid."""
+        ids = np.zeros(self.n_ctx(), dtype=np.intc)
+        tokens = self._latest().tokens[: self.n_tokens]
+        ids[: len(tokens)] = tokens
+        return ids
+
+    @property
+    def _input_ids(self) -> npt.NDArray[np.intc]:
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def scores(self) -> Logits:
+        """Logits: [n_ctx, n_vocab] with logits_all, else [n_batch, n_vocab].
+
+        Row i is that of token i; the first n_tokens rows count. Without logits_all only that of the
+        last token is sure to be there, and only if n_batch is large enough. After a request or
+        load_state() the rows are missing: reading this evaluates those tokens once more.
+
+        Raises:
+            BusyError: rows are missing, and a callback of a running request asks for them.
+
+        """
+        table, state, n = self._table(), self._latest(), self.n_tokens
+        self._score_table.keep(state.tokens[: state.n_decoded], state.adapters)
+        first = 0 if self._logits_all else max(n - 1, 0)
+        missing = (at for at in range(first, n) if at < len(table))
+        again = next((at for at in missing if not self._score_table.has(at)), None)
+        if again is not None:
+            self._read_again(again)
+        return table
+
+    def _table(self) -> Logits:
+        n_batch = self._opened.runtime.context.params.n_batch
+        return self._score_table.table(
+            self.n_ctx() if self._logits_all else n_batch, self.n_vocab()
+        )
+
+    def _read_again(self, first: int) -> None:
+        """Evaluates the tokens in memory once more from one on, for their rows."""
+        before, tokens = self._opened.n_back, self._latest().tokens[first : self.n_tokens]
+        self.n_tokens = first
+        try:
+            Llama.eval(self, tokens)
+        except BaseException:
+            self._opened.n_back = before  # as in a request's callback, which may not evaluate
+            raise
+
+    @property
+    def _scores(self) -> Logits:
+        return self.scores[: self.n_tokens, :]
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The ids in memory."""
+        return deque(self._latest().tokens[: self.n_tokens], maxlen=self.n_ctx())
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The valid rows of `scores`: all tokens with logits_all, else the last one."""
+        if self._logits_all:
+            return deque(self._scores.tolist(), maxlen=self.n_ctx())
+        return deque([self._row(None).tolist()] if self.n_tokens else [], maxlen=1)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Reads tokens after those in memory.
+
+        Raises:
+            ContextFullError: the tokens do not fit.
+            ArgumentError: an id is outside the vocabulary.
+            BusyError: called by a callback of a running request.
+
+        """
+        if not len(tokens):
+            return
+        opened, table = self._opened, self._score_table
+        with opened.runtime.runner.visit() as state:
+            n_before = self.n_tokens
+            held = state.tokens[:n_before]
+            # One beyond the context is enough to know: there may be any number.
+            prompt = [*held, *islice(tokens, self.n_ctx() + 1)]
+            if len(prompt) > self.n_ctx():
+                raise ContextFullError(
+                    n_tokens=len(held) + len(tokens), n_ctx=self.n_ctx(),
+                    remedy="begin a new text with reset()", setup="choose a larger `n_ctx`",
+                )  # fmt: skip
+            self._table()
+            table.begin(prompt, opened.adapters)
+            if self._logits_all:
+                for at, row in opened.rows_of(state, prompt, n_before):
+                    table.put(at, row)
+            else:
+                table.put(len(prompt) - 1, opened.last_row_of(state, prompt))
+            opened.n_back = None  # a call that was refused leaves it
+            opened.runtime.context.pause_threads()
+
+    # fmt: off
+    def sample(  # noqa: D417 - the like share a line
+        self, top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
+        temp: float = 0.80, repeat_penalty: float = 1.0, frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0, tfs_z: float = 1.0, mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1, mirostat_tau: float = 5.0, penalize_nl: bool = True,
+        logits_processor: Any = None, grammar: Any = None, idx: int | None = None,
+    ) -> int:
+        # fmt: on
+        """Samples a token after the tokens in memory, whichever call read them.
+
+        Args:
+            idx: the token to sample after, from 0; None for the last one. Others need logits_all.
+            penalize_nl: no effect: the engine no longer has this exception.
+            top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
+                presence_penalty, tfs_z, mirostat_mode, mirostat_eta, mirostat_tau,
+                logits_processor, grammar: as of a request.
+
+        Raises:
+            ArgumentError: nothing was read yet, or there is no row at idx.
+
+        """
+        options = RequestOptions(
+            max_tokens=None, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            temperature=temp, repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
+            mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
+            logits_processor=logits_processor, grammar=grammar,
+        )  # fmt: skip
+        row, ids, model = self._row(idx), self._input_ids, self._opened.model
+        for processor in options.processors:
+            row = np.asarray(processor(ids, row), dtype=np.float32)
+        params = options.sampler_params(
+            model.vocab, seed=self._opened.seeds.draw(), last_n=self.last_n_tokens_size
+        )
+        sampler = Sampler(model, params)
+        try:
+            return (guided_sampler(model, sampler, options.guide) or sampler).sample_row(row)
+        finally:
+            sampler.close()
+
+    def _row(self, idx: int | None) -> Logits:
+        n, table = self.n_tokens, self._score_table
+        if n == 0:
+            raise ArgumentError(
+                problem="no tokens are in memory to sample from", remedy="call eval() first"
+            )
+        state = self._latest()
+        table.keep(state.tokens[: state.n_decoded], state.adapters)
+        at = n - 1 if idx is None else idx if idx >= 0 else n + idx
+        if at == n - 1:
+            if table.newest(at) is None:
+                # A request, a saved state, or going back: the last token is read once more.
+                self._read_again(at)
+            if (last := table.newest(at)) is None:
+                raise BusyError(
+                    "another thread changed the text in memory meanwhile: read logits and "
+                    "evaluate in one thread"
+                )
+            return np.array(last)
+        if not self._logits_all or not 0 <= at < n:
+            raise ArgumentError(
+                "idx", idx, f"the last of {n} tokens",
+                "`logits_all=True` keeps the logits of the others",
+            )  # fmt: skip
+        return np.array(self.scores[at])
+
+    # fmt: off
+    def generate(  # noqa: D417 - the like share a line
+        self, tokens: Sequence[int], top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05,
+        typical_p: float = 1.0, temp: float = 0.80, repeat_penalty: float = 1.0, reset: bool = True,
+        frequency_penalty: float = 0.0, presence_penalty: float = 0.0, tfs_z: float = 1.0,
+        mirostat_mode: int = 0, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
+        stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        # fmt: on
+        """Yields the tokens after a prompt, drafted where that is faster.
+
+        Stops after an end token, which it yields too, and at the end of the context.
+
+        Args:
+            tokens: the ids of the prompt.
+            reset: whether to start a new text; False continues after the tokens in memory.
+            penalize_nl: no effect: the engine no longer has this exception.
+            top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
+                presence_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta,
+                logits_processor, stopping_criteria, grammar: as of a request.
+
+        Raises:
+            ContextFullError: the prompt leaves no room for a token.
+            UnsupportedError: a token was sent into the generator.
+
+        """
+        options = RequestOptions(
+            max_tokens=None, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            temperature=temp, repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
+            mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
+            logits_processor=logits_processor, stopping_criteria=stopping_criteria, grammar=grammar,
+        )  # fmt: skip
+        check_fits(self._opened.model.vocab, tokens, self.n_ctx())
+        held = [] if reset else self._latest().tokens[: self.n_tokens]
+        generation = self._opened.generation(
+            [*held, *tokens], options, last_n=self.last_n_tokens_size, by_token=True
+        )
+        try:
+            for piece in generation:
+                for token in piece.tokens:
+                    if (yield token) is not None:
+                        raise UnsupportedError(
+                            "tokens cannot be sent into generate(); eval() reads them"
+                        )
+                if piece.finish_reason == "stop" and (end := generation.end_token) is not None:
+                    yield end
+        finally:
+            generation.close()
+
+    @staticmethod
+    def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Logits:
+        """Log-softmax along an axis, [...] float32; minus infinity stays."""
+        rows = np.asarray(logits, dtype=np.float32)
+        peak = np.max(rows, axis=axis, keepdims=True)
+        shifted = rows - np.where(np.isfinite(peak), peak, 0)
+        with np.errstate(divide="ignore"):
+            log_sum = np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+        return np.asarray(shifted - log_sum, dtype=np.float32)
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """The length of the common prefix of two token lists."""
+        return longest_token_prefix(a, b)
+
     # ---- the end
 
     def reopen(self) -> None:
@@ -709,8 +1250,8 @@ class Llama(TokenCalls, Closeable):
 
         Requests that wait for a place are not touched; with none running nothing happens.
         """
-        self._opened.cancel()
         self._embeddings.cancel()
+        self._opened.runner.cancel()
 
     def close(self) -> None:
         """Frees the model. Cancels requests of other threads first. May be called twice.
@@ -724,7 +1265,6 @@ class Llama(TokenCalls, Closeable):
 
     def _close(self) -> None:
         self._opened.close(self._embeddings.close)
-        self._embeddings.close()  # one that was opened meanwhile
         self._chats.close()
 
 
@@ -732,8 +1272,40 @@ class Llama(TokenCalls, Closeable):
 _OWN_ATTRIBUTES = frozenset((
     "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
     "_opened_with", "_opened", "_texts", "_params", "_values", "_embeddings", "_logits_all",
-    "_score_table", "_completions", "_chats", "_reopening",
+    "_score_table", "_thoughts", "_chats", "_reopening",
 ))  # fmt: skip
+
+
+def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
+    """An error of one prompt of a list."""
+    if isinstance(error, ArgumentError) and error.param == "prompt":
+        return error.copied(param=f"prompt[{i}]")
+    return error.copied(
+        param=f"prompt[{i}]",
+        problem=f"prompt {i} of the list: {error}",
+        expected="",
+        remedy="",
+        setup="",
+    )
+
+
+def _check_lengths(prompts: Sequence[Sequence[int]], n_ctx: int) -> None:
+    for i, prompt in enumerate(prompts):
+        if len(prompt) >= n_ctx:
+            raise ContextFullError(
+                " of a request", n_tokens=len(prompt), n_ctx=n_ctx, param=f"prompt[{i}]",
+                remedy=f"shorten prompt {i} of the list", setup="choose a larger `n_ctx`",
+            )  # fmt: skip
+
+
+def _log_line(record: GenerationRecord) -> str:
+    timing, usage = record.timing.as_dict(), record.usage
+    return (
+        f"{usage['prompt_tokens']} tokens read in {timing['prompt_s']:.3f} s, "
+        f"{usage['completion_tokens']} generated in {timing['decode_s']:.3f} s "
+        f"({timing['decode_tps']:.1f} per second), "
+        f"{record.stats.tokens_per_round:.2f} per round\n"
+    )
 
 
 def _or_minus_1(token: int | None) -> int:
@@ -841,6 +1413,91 @@ class _Reopening:
             self._kept = None
             if self._n_closes != n_closes:
                 close()
+
+
+class ScoreTable:
+    """Rows of logits, each of a token of one text: a row of another text is never left."""
+
+    def __init__(self) -> None:
+        self._rows: Logits = np.zeros((0, 0), dtype=np.float32)
+        self._tokens: list[int] = []
+        self._adapters: Adapters = None
+        self._filled: set[int] = set()
+        # The row that came last, which the table may be too short for, and its place.
+        self._newest: tuple[int, Logits] | None = None
+
+    def table(self, n_rows: int, n_vocab: int) -> Logits:
+        """[n_rows, n_vocab]: the rows, zeros where there is none; always the same array."""
+        if not self._rows.size:
+            self._rows = np.zeros((n_rows, n_vocab), dtype=np.float32)
+        return self._rows
+
+    def keep(self, tokens: Sequence[int], adapters: Adapters) -> None:
+        """Drops the rows that are not of these tokens, or were computed with other adapters."""
+        n = n_common(self._tokens, tokens) if self._adapters == adapters else 0
+        if n == len(self._tokens):
+            return
+        self._tokens = self._tokens[:n]
+        for at in [at for at in self._filled if at >= n]:
+            self._rows[at] = 0
+            self._filled.discard(at)
+        if self._newest is not None and self._newest[0] >= n:
+            self._newest = None
+
+    def begin(self, tokens: Sequence[int], adapters: Adapters) -> None:
+        """keep(), and rows of these tokens come next."""
+        self.keep(tokens, adapters)
+        self._tokens, self._adapters = list(tokens), adapters
+
+    def put(self, at: int, row: Logits) -> None:
+        """The row of a token, [n_vocab]; copied."""
+        self._newest = (at, np.array(row))
+        if at < len(self._rows):
+            self._rows[at] = row
+            self._filled.add(at)
+
+    def has(self, at: int) -> bool:
+        """Whether the table has the row of a token."""
+        return at in self._filled
+
+    def newest(self, at: int) -> Logits | None:
+        """The row of a token, if it is the one that came last."""
+        return self._newest[1] if self._newest is not None and self._newest[0] == at else None
+
+
+def is_list_of_prompts(prompt: object) -> bool:
+    """Whether a value is a list of texts or of lists of ids, not one prompt."""
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence) or not prompt:
+        return False
+    return isinstance(prompt[0], (str, bytes, list, tuple))
+
+
+def completion_tokens(
+    vocab: Vocab, n_ctx: int, prompt: object, suffix: str | None = None, *, is_spm: bool = False
+) -> list[int]:
+    """The ids of a prompt, or of the gap between it and a suffix."""
+    check_fits(vocab, prompt, n_ctx)
+    if suffix is None:
+        return prompt_tokens(vocab, prompt)
+    check_fits(vocab, suffix, n_ctx)
+    return fim_tokens(vocab, prompt, suffix, is_spm=is_spm)
+
+
+def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[RequestOptions]:
+    """The options of each answer; a request draws one seed from the model's stream."""
+    if request.n == 1:
+        return [request]
+    seed = seeds.draw() if request.seed is None else None
+    return [request.of_choice(i, seed) for i in range(request.n)]
+
+
+def check_usage_options(request: RequestOptions, *, is_stream: bool) -> None:
+    """Refuses options of a stream for a whole answer."""
+    if request.stream_options is not None and not is_stream:
+        raise ArgumentError(
+            "stream_options", request.stream_options, problem="is for `stream=True`",
+            remedy="leave it out: a whole answer has its usage anyway",
+        )  # fmt: skip
 
 
 Llama.__doc__ = with_arguments(Llama.__doc__)

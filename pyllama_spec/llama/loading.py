@@ -32,13 +32,11 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
-from pyllama_spec.requests.runner import Runner
+from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.speculative import Controller, Round, make_controller
-from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
-from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.row_timing import measure_rows
+from pyllama_spec.speculative.scheduler import draft_bound, drafter_bound
 from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.
@@ -170,7 +168,7 @@ def open_runtime(
     *,
     wants_rows: bool = False,
     max_waiting: int | None = None,
-    store: PrefixStore | None = None,
+    store_bytes: int | None = None,
     acceptance: str = "exact",
 ) -> Runtime:
     """Opens a target's context, drafter and runner."""
@@ -192,13 +190,13 @@ def open_runtime(
     context = _open_context(model, params, smaller)
     with closed_on_failure(context):
         begin = perf_counter()
-        round_ = Round(context, drafter, n_draft, controller, store=store)
+        round_ = Round(context, drafter, n_draft, controller, store_bytes=store_bytes)
         try:
             on_close = _learn_costs(round_, controller, drafter)
         except OutOfMemoryError as error:  # the first decodes
             sizes = [*smaller, "n_batch", "n_ubatch"]
             raise error.of(model.path.name, sizes) from None
-        runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
+        runner = Runner(model, round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
 
 

@@ -24,9 +24,11 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     UnsupportedError,
 )
-from pyllama_spec.requests.generation import Generation, Runtime
-from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import RequestOptions, check_seed
+from pyllama_spec.requests.run import Request, Run
+from pyllama_spec.requests.runner import Runner, Runtime
+from pyllama_spec.requests.samplers import TokenLogprob, token_logprob
+from pyllama_spec.requests.stream import Generation, Stream
 from pyllama_spec.speculative import Adapters, SavedSequence, SequenceRun, SequenceState
 
 Logits = npt.NDArray[np.float32]
@@ -148,6 +150,7 @@ class OpenModel(Closeable):
         seed: int | None = None,
     ) -> None:
         self.model, self.generating, self._why_not = model, generating, why_not
+        self.runner = Runner(model, None) if generating is None else generating.runner
         self._own_drafter = own_drafter
         self.seeds = SeedStream(seed)
         # LoRA adapters of the requests from here on, each with its scale.
@@ -191,9 +194,6 @@ class OpenModel(Closeable):
         if self.model.is_closed:
             return self.model.refusal
         return None if self.generating is None else self.generating.context.failure
-
-    def __repr__(self) -> str:
-        return self.describe(type(self).__name__)
 
     def describe(self, name: str) -> str:
         """The repr of the model's owner, under a class name."""
@@ -257,14 +257,10 @@ class OpenModel(Closeable):
             )  # fmt: skip
         seed = self.seeds.draw() if request.seed is None else None
         self.n_back = None
-        return Generation(
-            self.runtime, tokens, request, seed=seed, last_n=last_n, by_token=by_token,
-            adapters=self.adapters,
-        )  # fmt: skip
-
-    def latest(self) -> SequenceState:
-        """The sequence of the last text."""
-        return self.runtime.runner.latest()
+        asked = Request(tuple(tokens), request, seed, last_n, by_token, self.adapters)
+        runtime = self.runtime
+        run = Run(runtime.model, runtime.context, asked, runtime.acceptance)
+        return Stream(runtime.runner, [run])
 
     def last_row_of(self, state: SequenceState, prompt: Sequence[int]) -> Logits:
         """Reads a sequence to the end of a prompt; returns its last token's logits, [n_vocab]."""
@@ -323,15 +319,7 @@ class OpenModel(Closeable):
         with runtime.runner.exclusive():
             for sequence in runtime.runner.idle():
                 runtime.round.sequences.forget(sequence)
-            runtime.round.prefixes.clear()
-
-    def save_state(self) -> LlamaState:
-        """Saves the last request's text for load_state() of this or an equal Llama.
-
-        Waits in line for a place without a request.
-        """
-        with self.runtime.runner.visit() as sequence:
-            return self.state_of(sequence)
+            runtime.round.sequences.clear()
 
     def state_of(self, sequence: SequenceState) -> LlamaState:
         """The state of a sequence. The caller has exclusive use of it."""
@@ -393,38 +381,22 @@ class OpenModel(Closeable):
             runtime.runner.note_latest(sequence)
             self.seeds.state, self.n_back = state.seed, None
 
-    def cancel(self) -> None:
-        """Cancels all calls, from any thread: they raise CancelledError within one decode.
-
-        Requests that wait for a place are not touched; with none running nothing happens.
-        """
-        if self.generating is not None:
-            self.generating.runner.cancel()
-
     def close(self, close_others: Callable[[], None] = lambda: None) -> None:
-        """Frees the model. Cancels requests of other threads first. May be called twice.
+        """See Llama.close(); `close_others` closes the model's other contexts."""
+        if not self.runner.close():
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._free)
+            close_others()
 
-        `close_others` closes the model's other contexts: a call of theirs that hangs would hold
-        it up.
-        """
+    def _free(self) -> None:
         runtime = self.generating
-        if runtime is None:
-            try:
-                close_others()
-            finally:
-                self.model.close()
-        elif runtime.runner.close():
-            try:
-                close_others()
-            finally:
-                self._free(runtime)
-
-    def _free(self, runtime: Runtime) -> None:
-        if runtime.on_close is not None:
-            # A caller's own controller must not keep the model open.
-            with contextlib.suppress(Exception):
-                runtime.on_close()
-        runtime.context.close()
-        runtime.model.close()
+        if runtime is not None:
+            if runtime.on_close is not None:
+                # A caller's own controller must not keep the model open.
+                with contextlib.suppress(Exception):
+                    runtime.on_close()
+            runtime.context.close()
+        self.model.close()
         if self._own_drafter is not None:
             self._own_drafter.close()

@@ -16,9 +16,8 @@ from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
 from pyllama_spec.drafters import Drafter, DraftOptions
-from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model, default_n_threads
-from pyllama_spec.engine.checks import checked, integer, meant, one_of
+from pyllama_spec.engine.checks import checked, instance, integer, meant, one_of
 from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
 from pyllama_spec.engine.overrides import Override
@@ -55,6 +54,13 @@ def _named(numbers: Mapping[str | None, int]) -> Mapping[int, str | None]:
 
 def _names(numbers: Mapping[str | None, int]) -> tuple[str, ...]:
     return tuple(name for name in numbers if name is not None)
+
+
+def _file(value: Any, name: str) -> Any:
+    instance(value, (str, os.PathLike, type(None)), name)
+    if value is not None and not os.fspath(value):
+        raise ArgumentError(name, value, "a file name, or None for no store")
+    return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,19 +281,19 @@ class OpenOptions:
         server="-md --model-draft --spec-draft-model", variable="ARG_SPEC_DRAFT_MODEL",
     )
     n_draft: int | None = option(
-        None, part="draft.max_draft", cli="--n-draft", group="draft length",
+        None, low=0, part="draft.max_draft", cli="--n-draft", group="draft length",
         help="maximum number of tokens in a draft [the drafter's own]",
         server="--spec-draft-n-max --draft --draft-n --draft-max",
         variable="ARG_SPEC_DRAFT_N_MAX",
     )
     p_min: float | None = option(
-        None, part="draft", cli="--p-min", metavar="P", group="draft length",
+        None, low=0, high=1, part="draft", cli="--p-min", metavar="P", group="draft length",
         help="of a draft in a file: stop below this probability; the controller is off "
         "[as the controller says]",
         server="--spec-draft-p-min --draft-p-min", variable="ARG_SPEC_DRAFT_P_MIN",
     )
     lookup: int | None = option(
-        None, part="draft", cli="--lookup", metavar="N", group="draft length",
+        None, low=0, part="draft", cli="--lookup", metavar="N", group="draft length",
         help="of a draft in a file: copy where the last N tokens occurred before, without asking "
         "it; 0: never [5]",
     )
@@ -328,7 +334,7 @@ class OpenOptions:
         variable="ARG_N_GPU_LAYERS_DRAFT",
     )
     draft_n_ctx: int | None = option(
-        None, part="draft.n_ctx", cli="--draft-n-ctx", metavar="N", group="draft",
+        None, low=1, part="draft.n_ctx", cli="--draft-n-ctx", metavar="N", group="draft",
         help="context length of the draft model [as long as useful]",
     )
     rpc_servers: Sequence[str] | None = option(
@@ -343,7 +349,7 @@ class OpenOptions:
     )
     prefix_cache_bytes: int | None = option(None, low=0, high=sys.maxsize)
     draft_memory: str | os.PathLike[str] | None = option(
-        None, part="draft.memory", cli="--draft-memory", metavar="FILE", group="draft",
+        None, check=_file, part="draft.memory", cli="--draft-memory", metavar="FILE", group="draft",
         help="a store of texts to copy from, which this text is added to; made if missing, see "
         "the command memory",
     )
@@ -388,6 +394,11 @@ class OpenOptions:
                 "split_mode", "tensor", problem="needs flash attention, and `flash_attn` is off",
                 remedy="leave `flash_attn` out, or choose `split_mode` layer",
             )  # fmt: skip
+        if self.draft_memory is not None and self.lookup == 0:
+            raise ArgumentError(
+                "draft_memory", self.draft_memory, problem="needs a draft that looks texts up, but "
+                "`lookup=0` disables that", remedy="leave one of them out",
+            )  # fmt: skip
         if self.chat_handler is not None and not callable(self.chat_handler):
             raise ArgumentError("chat_handler", self.chat_handler, "a function")
 
@@ -428,12 +439,16 @@ class OpenOptions:
 
     def draft_options(self, *, progress: Progress | None, is_adaptive: bool) -> DraftOptions:
         """The options of the drafter; see DraftOptions."""
-        place = draft_place(
-            self.n_gpu_layers, self.draft_gpu_layers, self.devices, self.rpc_servers
-        )
+        # As many layers on the GPU as the target, and beside servers none: its step is short.
+        n = self.draft_gpu_layers
+        if n is None:
+            n = 0 if self.rpc_servers is not None else self.n_gpu_layers
+        is_here = n == 0 and self.rpc_servers is not None
         return DraftOptions(
-            **self.arguments("draft"), progress=progress, is_adaptive=is_adaptive, **place
-        )
+            **self.arguments("draft"), progress=progress, is_adaptive=is_adaptive, n_gpu_layers=n,
+            devices=None if is_here else self.devices,
+            rpc_servers=None if is_here else self.rpc_servers,
+        )  # fmt: skip
 
 
 KEYWORDS = tuple(options_of(OpenOptions))

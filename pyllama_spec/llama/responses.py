@@ -1,36 +1,33 @@
-"""Results in OpenAI's format, with two further keys: `speculation` and `timing`."""
+"""Responses in OpenAI's form, with two further keys: `speculation` and `timing`.
+
+A response is a function of what was generated: ResponseShape makes chunks of pieces, and the whole
+of records.
+"""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import (
-    Callable,
-    Coroutine,
-    Generator,
-    Mapping,
-    Sequence,
-)
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from html import escape
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import boolean
-from pyllama_spec.errors import ForkedError, UnsupportedError
+from pyllama_spec.requests import stream as handles
 from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.generation import Generation, GenerationRecord, Handle
-from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
-from pyllama_spec.requests.ticket import PENDING, RequestStatus
+from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.run import GenerationRecord, usage_of
+from pyllama_spec.requests.samplers import TokenLogprob
+from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.speculative.stats import sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS
 
 Response = dict[str, Any]
-# The value of a chunk generator that has nothing to read yet, for a non-blocking reader.
-NOTHING_YET: Response = {}
+# The handle of a request that is answered so.
+Stream: TypeAlias = handles.Stream[Response]
 # A ground behind the letters, so that they can be read on a light page and on a dark one.
 _DRAFTED = "background:rgba({},.28);border-radius:3px"
 # The terminal's colours of who drafted a stretch of text, as grounds.
@@ -89,32 +86,6 @@ def answering_model(path: str, model: str | None) -> str:
     return Path(path).name if model is None else model
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """The fields that all objects of a response share."""
-
-    id: str
-    created: int  # seconds since 1970
-    model: str
-
-    @classmethod
-    def make(cls, prefix: str, model: str) -> Envelope:
-        """A new envelope whose id begins with `prefix`."""
-        import uuid  # not needed to open a model
-
-        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
-
-    def wrap(self, kind: str, choice: Response) -> Response:
-        """Puts fields into an object of the response."""
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": [choice],
-        }
-
-
 class Deferred(Enum):
     """The value of stream= for a request that is read later, whole or in chunks."""
 
@@ -127,304 +98,304 @@ def check_stream(stream: object) -> bool:
     return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")
 
 
-class Stream(Handle[Response]):
-    """The handle of a request: iterates over its chunks, or returns the whole result.
+class Choice:
+    """One choice of a response. A subclass knows its form; this one knows what was sent of it."""
 
-    `for` and result() wait; in an event loop `async for` and `await` do the same and never block
-    it. It comes into line with its first chunk, or with start(), and has its place up to the chunk
-    with a finish_reason. A reader that leaves before closes it, by close(), `with`, or by dropping
-    it; in an event loop by abort(), `async with`, or by being cancelled. See Generation.
+    kind: str
+    chunk_kind: str
+    n_sent: int | None = None  # ids; None before the first chunk
+    n_sources = 0
+
+    def whole(self, record: GenerationRecord) -> Response:
+        """The whole choice."""
+        raise NotImplementedError
+
+    def head(self, record: GenerationRecord) -> Response | None:
+        """What comes before the text of the first piece: until then the request can fail."""
+        raise NotImplementedError
+
+    def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
+        """The choices of the chunks that a piece gives; the last one has the finish_reason."""
+        raise NotImplementedError
+
+
+class TextChoice(Choice):
+    """A text completion.
 
     Args:
-        generations: the generations that compute it; several for a list of prompts, which has no
-            chunks, and for several answers to one prompt.
-        chunks: its chunks.
-        whole: returns the whole response, whether or not the generations were read.
-        id_: the id of the response.
+        vocab: the vocabulary.
+        echo: the text to begin with.
+        has_logprobs: whether log-probabilities are reported.
+        offset: where the text starts after the prompt's, which counts without echo too.
 
     Attributes:
-        id: the id of the response and of every chunk.
+        prompt_logprobs: those of the prompt's tokens, None for the first; None if not wanted.
 
     """
 
-    def __init__(
-        self,
-        generations: Sequence[Generation],
-        chunks: Generator[Response, None, None] | None,
-        whole: Callable[[], Response],
-        id_: str,
-    ) -> None:
-        self._generations, self._generation = generations, generations[0]
-        self._chunks, self._whole, self.id = chunks, whole, id_
+    kind = chunk_kind = "text_completion"
 
-    def __repr__(self) -> str:
-        record = self._generation.record
-        reason = record.finish_reason
-        state = "going on" if reason is None else f"ended: {reason}"
-        return f"<Stream: {record.usage['completion_tokens']} tokens, {state}>"
+    def __init__(self, vocab: Vocab, echo: str, has_logprobs: bool, offset: int) -> None:
+        self._vocab, self._echo = vocab, echo
+        self._has_logprobs, self._start, self._offset = has_logprobs, offset, offset
+        self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
 
-    @property
-    def status(self) -> RequestStatus:
-        """The state of the request: stage, queue position, progress of the prompt."""
-        return next(
-            (s for g in self._generations if (s := g.status).stage != "ended"),
-            self._generations[-1].status,
-        )
-
-    @property
-    def statuses(self) -> list[RequestStatus]:
-        """The state of each choice, in the order of the prompts."""
-        return [generation.status for generation in self._generations]
-
-    @property
-    def n_generated(self) -> int:
-        """The number of generated tokens of all choices, unread ones included."""
-        return sum(generation.status.n_generated for generation in self._generations)
-
-    @property
-    def speculations(self) -> list[Response]:
-        """`speculation` as of now, of each choice that has had a round."""
-        each = [generation.stats for generation in self._generations]
-        return [stats.as_dict() for stats in each if stats.rounds]
-
-    @property
-    def prompt_tokens(self) -> list[int]:
-        """The ids of the prompt, or of the first one; known before the request starts."""
-        return list(self._generation.record.prompt_tokens)
-
-    def start(self, *, is_whole: bool = False) -> None:
-        """Queues the request; it is then computed whether or not it is read.
-
-        Args:
-            is_whole: whether to compute it to its end; else only some pieces ahead of its reader.
-
-        Raises:
-            QueueFullError: as many requests wait as Llama(max_waiting=) allows.
-
-        """
-        for generation in self._generations:
-            generation.start(is_whole=is_whole, is_detached=True)
-
-    def _readable(self) -> Generator[Response, None, None]:
-        if self._chunks is None:
-            raise UnsupportedError("a list of prompts is answered as a whole: it has no chunks")
-        return self._chunks
-
-    # ---- for a thread that waits
-
-    def __next__(self) -> Response:
-        chunks = self._readable()
-        with self._generation.reading():
-            return next(chunks)
-
-    def result(self) -> Response:
-        """The whole response, as without stream=True. Blocks until it is complete."""
-        return self._whole()
-
-    # ---- for an event loop
-
-    async def __anext__(self) -> Response:
-        first, *others = self._generations
-        return await first.arriving(self.__next__, NOTHING_YET, others)
-
-    def __await__(self) -> Generator[Any, None, Response]:
-        return self.aresult().__await__()
-
-    def aresult(self) -> Coroutine[Any, Any, Response]:
-        """result() in an event loop; the same as awaiting the stream."""
-
-        async def read() -> Response:
-            with ExitStack() as stack:
-                for generation in self._generations:
-                    stack.callback(generation.abort)
-                self.start(is_whole=True)
-                for generation in self._generations:
-                    with suppress(Exception):  # the response takes the result or the exception
-                        await generation.aread_all()
-                return self._whole()
-
-        return read()
-
-    # ---- its end
-
-    def abort(self) -> None:
-        """Cancels the request at any stage, from any thread, without waiting.
-
-        Its readers get CancelledError. May be called twice, and after its end.
-        """
-        for generation in self._generations:
-            generation.abort()
-
-    def close(self) -> None:
-        """Closes the request, and waits for a step in another thread. May be called twice.
-
-        Does nothing in a forked child: the request belongs to the parent.
-        """
-        for generation in self._generations:
-            generation.close()
-        if self._chunks is not None:
-            with suppress(ForkedError), self._generation.reading():
-                self._chunks.close()
-
-
-def figures(record: GenerationRecord) -> Response:
-    """The last keys of every response: usage, speculation, timing."""
-    return {
-        "usage": record.usage,
-        "speculation": record.stats.as_dict(),
-        "timing": record.timing.as_dict(),
-    }
-
-
-class Reply(ABC):
-    """A choice of a response: the whole of it, or its chunks."""
-
-    kind: str
-    generation: Generation
-
-    @abstractmethod
-    def choice(self) -> Response:
-        """Reads the generation to its end; returns a response's choice."""
-
-    @abstractmethod
-    def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
-        """The response in chunks; the last one has finish_reason and figures."""
-
-    def whole(self, envelope: Envelope) -> Response:
-        """The whole response."""
-        record, choice = self.generation.record, self.choice()
-        return Result({**envelope.wrap(self.kind, choice), **figures(record)}, [record])
-
-    def _new_logprobs(self, piece: Piece) -> list[TokenLogprob]:
-        """The log-probabilities of the newest piece."""
-        n = len(piece.tokens)
-        return self.generation.record.logprobs[-n:] if n else []
-
-
-@dataclass(slots=True)
-class Completion(Reply):
-    """A text completion."""
-
-    generation: Generation
-    vocab: Vocab
-    echo: str
-    has_logprobs: bool
-    offset: int = 0  # where its text starts after the prompt's, which counts without echo too
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    kind = "text_completion"
-
-    def choice(self) -> Response:
-        """See Reply."""
-        record = self.generation.read_all()
+    def whole(self, record: GenerationRecord) -> Response:
+        """See Choice."""
         logprobs = None
-        if self.has_logprobs:
-            logprobs = completion_logprobs(self.vocab, record.logprobs, self.offset)
-            head = self._of_prompt()
+        if self._has_logprobs:
+            logprobs = completion_logprobs(self._vocab, record.logprobs, self._start)
+            head = self._of_prompt(record)
             if head is not None:
                 logprobs = {key: [*head[key], *logprobs[key]] for key in logprobs}
         return {
-            "text": self.echo + record.text,
-            "index": 0,
-            "logprobs": logprobs,
+            "text": self._echo + record.text, "index": 0, "logprobs": logprobs,
             "finish_reason": record.finish_reason,
-        }
+        }  # fmt: skip
 
-    def _of_prompt(self) -> dict[str, list[Any]] | None:
+    def _of_prompt(self, record: GenerationRecord) -> dict[str, list[Any]] | None:
         """The log-probabilities of the prompt, without a BOS token; None if not requested."""
         if self.prompt_logprobs is None:
             return None
-        tokens = self.generation.record.prompt_tokens
         known = [
             entry or TokenLogprob(token, 0.0, ())
-            for token, entry in zip(tokens, self.prompt_logprobs, strict=True)
-            if token != self.vocab.bos
+            for token, entry in zip(record.prompt_tokens, self.prompt_logprobs, strict=True)
+            if token != self._vocab.bos
         ]
-        head = completion_logprobs(self.vocab, known, 0)
+        head = completion_logprobs(self._vocab, known, 0)
         if head["tokens"]:  # OpenAI's API has nulls there: nothing comes before the first token
             head["token_logprobs"][0] = head["top_logprobs"][0] = None
         return head
 
-    def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
-        """See Reply."""
+    def head(self, record: GenerationRecord) -> Response | None:
+        """See Choice."""
+        return _text(self._echo, self._of_prompt(record)) if self._echo else None
 
-        def chunk(
-            text: str, finish: str | None = None, logprobs: Response | None = None
-        ) -> Response:
-            choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
-            return envelope.wrap(self.kind, choice)
-
-        if self.echo:
-            yield chunk(self.echo, logprobs=self._of_prompt())
-        offset = self.offset
-        for piece in self.generation:
-            if piece is PENDING:
-                yield NOTHING_YET
-                continue
-            if piece.finish_reason is not None:
-                yield {**chunk("", piece.finish_reason), **figures(self.generation.record)}
-                return
-            logprobs = None
-            if self.has_logprobs:
-                logprobs = completion_logprobs(self.vocab, self._new_logprobs(piece), offset)
-            offset += len(piece.text)
-            yield chunk(piece.text, logprobs=logprobs)
+    def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
+        """See Choice."""
+        if piece.finish_reason is not None:
+            return [_text("", finish=piece.finish_reason)]
+        reported = None
+        if self._has_logprobs:
+            reported = completion_logprobs(self._vocab, logprobs, self._offset)
+        self._offset += len(piece.text)
+        return [_text(piece.text, reported)]
 
 
-@dataclass(slots=True)
-class ChatReply(Reply):
+def _text(text: str, logprobs: Response | None = None, finish: str | None = None) -> Response:
+    return {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
+
+
+class ChatChoice(Choice):
     """An answer to a chat, as the model writes it."""
 
-    generation: Generation
-    vocab: Vocab
-    has_logprobs: bool
-    kind = "chat.completion"
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def choice(self) -> Response:
-        """See Reply."""
-        record = self.generation.read_all()
-        message, finish = self._message(record)
+    def __init__(self, vocab: Vocab, has_logprobs: bool) -> None:
+        self._vocab, self._has_logprobs = vocab, has_logprobs
+        # Tokens whose text is held back too are reported with the next text.
+        self._entries: list[TokenLogprob] = []
+
+    def whole(self, record: GenerationRecord) -> Response:
+        """See Choice."""
+        message, finish = self.message(record)
         return {
             "index": 0,
             "message": {"role": "assistant", **message},
-            "logprobs": chat_logprobs(self.vocab, record.logprobs) if self.has_logprobs else None,
+            "logprobs": chat_logprobs(self._vocab, record.logprobs) if self._has_logprobs else None,
             "finish_reason": finish,
         }
 
-    def _message(self, record: GenerationRecord) -> tuple[Response, str | None]:
+    def message(self, record: GenerationRecord) -> tuple[Response, str | None]:
         """The content of the whole message, and the finish reason."""
         return {"content": record.text}, record.finish_reason
 
-    def _reader(self) -> Callable[[Piece], tuple[list[Response], str | None]]:
-        """A function of each piece: what it adds to the message, and the finish reason."""
-        return lambda one: ([{"content": one.text}] if one.tokens else [], one.finish_reason)
+    def deltas(self, piece: Piece) -> tuple[list[Response], str | None]:
+        """What a piece adds to the message, and the finish reason."""
+        return [{"content": piece.text}] if piece.tokens else [], piece.finish_reason
 
-    def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
-        """See Reply."""
-        # Tokens whose text is held back too are reported with the next text.
-        entries: list[TokenLogprob] = []
+    def head(self, record: GenerationRecord) -> Response | None:
+        """See Choice."""
+        return self._part({"role": "assistant"})
 
-        def chunk(delta: Response, finish: str | None = None) -> Response:
-            reported = chat_logprobs(self.vocab, entries) if self.has_logprobs and entries else None
-            entries.clear()
-            choice = {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
-            return envelope.wrap("chat.completion.chunk", choice)
+    def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
+        """See Choice."""
+        self._entries += logprobs
+        deltas, finish = self.deltas(piece)
+        parts = [self._part(delta) for delta in deltas]
+        return parts if finish is None else [*parts, self._part({}, finish)]
 
-        read, is_first = self._reader(), True
-        for piece in self.generation:
-            if piece is PENDING:
-                yield NOTHING_YET
-                continue
-            if is_first:
-                # Only now: until the prompt is read, the request can still fail.
-                yield chunk({"role": "assistant"})
-                is_first = False
-            entries += self._new_logprobs(piece)
-            deltas, finish = read(piece)
-            for delta in deltas:
-                yield chunk(delta)
-            if finish is not None:
-                yield {**chunk({}, finish), **figures(self.generation.record)}
-                return
+    def _part(self, delta: Response, finish: str | None = None) -> Response:
+        entries, reported = self._entries, None
+        if self._has_logprobs and entries:
+            reported = chat_logprobs(self._vocab, entries)
+        self._entries = []
+        return {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
+
+
+class ResponseShape:
+    """A response of choices, with the fields that its request wants."""
+
+    def __init__(self, prefix: str, model: str) -> None:
+        import uuid  # not needed to open a model
+
+        self.id, self._model = f"{prefix}-{uuid.uuid4().hex}", model
+        self._created = int(time.time())  # seconds since 1970
+        self._choices: Sequence[Choice] = ()
+
+    def of(self, choices: Sequence[Choice], wanted: RequestOptions, n: int) -> ResponseShape:
+        """Sets the choices, n to each prompt, and the options of the request."""
+        self._choices, self._wanted, self._n, self._n_left = choices, wanted, n, len(choices)
+        self._usage_is_apart = wanted.usage_apart
+        return self
+
+    def _head(self, kind: str) -> Response:
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
+
+    # ---- in chunks
+
+    def chunks(
+        self, i: int, piece: Piece, records: Sequence[GenerationRecord]
+    ) -> Sequence[Response]:
+        """The chunks of a piece. The last one of a choice has its figures, that of all the usage.
+
+        With stream_options a further one has the usage.
+        """
+        choice, record, chunks = self._choices[i], records[i], list[Response]()
+        if choice.n_sent is None and (head := choice.head(record)) is not None:
+            chunks.append(self._chunk(i, head, record, is_head=True))
+        n = len(piece.tokens)
+        for part in choice.parts(piece, record.logprobs[-n:] if n else ()):
+            chunks.append(self._chunk(i, part, record))
+            if part["finish_reason"] is not None:
+                chunks += self._ended(chunks[-1], record, records)
+        return chunks
+
+    def _chunk(
+        self, i: int, part: Response, record: GenerationRecord, *, is_head: bool = False
+    ) -> Response:
+        choice, wanted = self._choices[i], self._wanted
+        part["index"] = i
+        chunk = {**self._head(choice.chunk_kind), "choices": [part]}
+        if wanted.return_token_ids:
+            part["token_ids"] = [] if is_head else record.tokens[choice.n_sent or 0 :]
+            if choice.n_sent is None:
+                part["prompt_token_ids"] = list(record.prompt_tokens)
+        choice.n_sent = 0 if is_head else len(record.tokens)
+        if wanted.return_token_sources and not is_head:
+            part["token_sources"] = _sources(record.token_sources[choice.n_sources :])
+            choice.n_sources = len(record.token_sources)
+        if self._usage_is_apart:
+            chunk["usage"] = record.usage if wanted.usage_in_each else None
+        return chunk
+
+    def _ended(
+        self, chunk: Response, record: GenerationRecord, records: Sequence[GenerationRecord]
+    ) -> list[Response]:
+        """Adds the figures to the last chunk of a choice; returns what comes after it."""
+        self._add_end(chunk["choices"][0], record)
+        if record.note:
+            chunk["note"] = record.note
+        chunk |= {"speculation": record.stats.as_dict(), "timing": record.timing.as_dict()}
+        self._n_left -= 1
+        usage = record.usage if self._n_left else usage_of(records, len(records))
+        if self._usage_is_apart:
+            chunk["usage"] = usage if self._wanted.usage_in_each else None
+            return [] if self._n_left else [
+                {**self._head(chunk["object"]), "choices": [], "usage": usage}
+            ]  # fmt: skip
+        if not self._n_left:
+            chunk["usage"] = usage
+        return []
+
+    # ---- as a whole
+
+    def choice(self, i: int, record: GenerationRecord) -> Response:
+        """The whole of choice i; one of several has its own figures."""
+        choice = {**self._choices[i].whole(record), "index": i}
+        if len(self._choices) > 1:
+            choice |= {"speculation": record.stats.as_dict(), "timing": record.timing.as_dict()}
+        self._add_end(choice, record)
+        if self._wanted.return_token_ids:
+            choice["token_ids"] = list(record.tokens)
+            choice["prompt_token_ids"] = list(record.prompt_tokens)
+        if self._wanted.return_token_sources:
+            choice["token_sources"] = _sources(record.token_sources)
+        return choice
+
+    def whole(
+        self, choices: Sequence[Response], records: Sequence[GenerationRecord], wall_s: float
+    ) -> Response:
+        """The whole response; the figures of several are sums, and the time is that of all."""
+        first, stats = records[0], SpeculationStats()
+        for record in records:
+            stats.add(record.stats)
+        usage, timing = usage_of(records, self._n), first.timing.as_dict()
+        if len(records) > 1:
+            tps = usage["completion_tokens"] / wall_s if wall_s > 0 else 0.0
+            timing = {"wall_s": wall_s, "tps": tps}
+        speculation = (first.stats if len(records) == 1 else stats).as_dict()
+        response = {
+            **self._head(self._choices[0].kind), "choices": list(choices), "usage": usage,
+            "speculation": speculation, "timing": timing,
+        }  # fmt: skip
+        if first.note:
+            response["note"] = first.note
+        return Result(response, records)
+
+    def _add_end(self, choice: Response, record: GenerationRecord) -> None:
+        choice["stop_reason"] = record.stop_reason
+        if self._wanted.context_shift:
+            choice["context_shifts"] = record.n_shifts
+
+
+def _sources(pieces: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"text": text, "source": source} for text, source in pieces]
+
+
+def completion_logprobs(
+    vocab: Vocab, entries: Sequence[TokenLogprob], offset: int
+) -> dict[str, list[Any]]:
+    """A completion's `logprobs` object. `offset`: characters before the first token."""
+    out: dict[str, list[Any]] = {
+        "tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": [],
+    }  # fmt: skip
+    for entry in entries:
+        text = token_text(vocab, entry.token)
+        by_text: dict[str, float] = {}
+        for i, value in entry.top:  # of ids with one text the likeliest counts
+            by_text.setdefault(token_text(vocab, i), value)
+        by_text[text] = entry.logprob
+        # OpenAI's order: likeliest first, the token itself among them.
+        top = dict(sorted(by_text.items(), key=itemgetter(1), reverse=True))
+        out["tokens"].append(text)
+        out["text_offset"].append(offset)
+        out["token_logprobs"].append(entry.logprob)
+        out["top_logprobs"].append(top)
+        offset += len(vocab.piece(entry.token).decode(errors="ignore"))
+    return out
+
+
+def chat_logprobs(vocab: Vocab, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The `logprobs` object of a chat completion."""
+    content = [
+        {
+            **_chat_token(vocab, entry.token, entry.logprob),
+            "top_logprobs": [_chat_token(vocab, i, value) for i, value in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def token_text(vocab: Vocab, token: int) -> str:
+    """One token as text; incomplete characters become U+FFFD."""
+    return vocab.piece(token, special=True).decode(errors="replace")
+
+
+def _chat_token(vocab: Vocab, token: int, logprob: float) -> dict[str, Any]:
+    data = vocab.piece(token, special=True)
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
 
 def _coloured(stretches: Sequence[tuple[str, str]]) -> str:

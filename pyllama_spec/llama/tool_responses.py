@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText, Call
 from pyllama_spec.chat.tools import ToolRequest
-from pyllama_spec.llama.responses import ChatReply, Response
+from pyllama_spec.engine import Vocab
+from pyllama_spec.llama.responses import ChatChoice, Response
 from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.generation import GenerationRecord
+from pyllama_spec.requests.run import GenerationRecord
 
 # Nine letters and digits: templates in Mistral's way take no other id in a later turn.
 _ID_CHARS = string.ascii_letters + string.digits
@@ -49,7 +49,7 @@ def _finish(answer: Answer, reason: str | None) -> str | None:
     return "tool_calls" if is_call and reason == "stop" else reason
 
 
-class _Deltas:
+class Deltas:
     """The new parts of an answer since the last call."""
 
     def __init__(self, answer_id: str, *, has_function: bool = False) -> None:
@@ -88,41 +88,42 @@ class _Deltas:
         return delta
 
 
-@dataclass(slots=True)
-class ParsedReply(ChatReply):
+class ParsedChoice(ChatChoice):
     """An answer to a chat of which calls and thoughts are kept apart."""
 
-    answers: AnswerReader
-    request: ToolRequest
-    id: str
+    def __init__(
+        self,
+        vocab: Vocab,
+        has_logprobs: bool,
+        reader: AnswerReader,
+        request: ToolRequest,
+        answer_id: str,
+    ) -> None:
+        super().__init__(vocab, has_logprobs)
+        self._reader, self._id = reader, answer_id
+        # Whether the first call is also given in OpenAI's older form.
+        self._has_function = request.is_legacy or bool(request.forced)
+        self._new = Deltas(answer_id, has_function=self._has_function)
+        self._said = AnswerText(vocab, reader.shown)
 
-    @property
-    def _has_function(self) -> bool:
-        """Whether the first call is also given in OpenAI's older form."""
-        return self.request.is_legacy or bool(self.request.forced)
-
-    def _message(self, record: GenerationRecord) -> tuple[Response, str | None]:
-        text = AnswerText(self.vocab, self.answers.shown)
+    def message(self, record: GenerationRecord) -> tuple[Response, str | None]:
+        """See ChatChoice."""
+        text = AnswerText(self._vocab, self._reader.shown)
         text.add(record.tokens, record.text)
-        answer = text.read(self.answers, has_ended=True)
+        answer = text.read(self._reader, has_ended=True)
         message: Response = {"content": answer.content or (None if answer.calls else "")}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
-            calls = [_call(self.id, answer.calls, i) for i in range(len(answer.calls))]
+            calls = [_call(self._id, answer.calls, i) for i in range(len(answer.calls))]
             if self._has_function:
                 message["function_call"] = calls[0]["function"]
             message["tool_calls"] = calls
         return message, _finish(answer, record.finish_reason)
 
-    def _reader(self) -> Callable[[Piece], tuple[list[Response], str | None]]:
-        deltas = _Deltas(self.id, has_function=self._has_function)
-        text = AnswerText(self.vocab, self.answers.shown)
-
-        def read(piece: Piece) -> tuple[list[Response], str | None]:
-            text.add(piece.tokens, piece.text)
-            answer = text.read(self.answers, has_ended=piece.finish_reason is not None)
-            finish = piece.finish_reason and _finish(answer, piece.finish_reason)
-            return deltas.of(answer), finish
-
-        return read
+    def deltas(self, piece: Piece) -> tuple[list[Response], str | None]:
+        """See ChatChoice."""
+        self._said.add(piece.tokens, piece.text)
+        answer = self._said.read(self._reader, has_ended=piece.finish_reason is not None)
+        finish = piece.finish_reason and _finish(answer, piece.finish_reason)
+        return self._new.of(answer), finish

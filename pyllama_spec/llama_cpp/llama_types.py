@@ -81,17 +81,15 @@ class CreateCompletionResponse(_Completion, total=False):
 
 
 class ChatCompletionResponseFunctionCall(TypedDict):
-    """A function call in the older format."""
+    """A function call, or a part of one."""
 
     name: str
     arguments: str
 
 
-class ChatCompletionMessageToolCallFunction(TypedDict):
-    """The function of a tool call."""
-
-    name: str
-    arguments: str
+ChatCompletionMessageToolCallFunction = ChatCompletionResponseFunctionCall
+ChatCompletionStreamResponseDeltaFunctionCall = ChatCompletionResponseFunctionCall
+ChatCompletionRequestAssistantMessageFunctionCall = ChatCompletionResponseFunctionCall
 
 
 class ChatCompletionMessageToolCall(TypedDict):
@@ -124,9 +122,12 @@ class _Function(TypedDict):
 
 
 class ChatCompletionFunction(_Function, total=False):
-    """A function offered to the model, in the older format."""
+    """A function offered to the model."""
 
     description: str
+
+
+ChatCompletionToolFunction = ChatCompletionFunction
 
 
 class ChatCompletionTopLogprobToken(TypedDict):
@@ -198,13 +199,6 @@ class ChatCompletionStreamResponseDeltaEmpty(TypedDict):
     """An empty delta."""
 
 
-class ChatCompletionStreamResponseDeltaFunctionCall(TypedDict):
-    """A part of a function call in the older format."""
-
-    name: str
-    arguments: str
-
-
 class ChatCompletionStreamResponseDelta(TypedDict, total=False):
     """The new part of an answer in a chunk."""
 
@@ -241,6 +235,10 @@ class ChatCompletionFunctionCallOption(TypedDict):
     """The function that the model has to call."""
 
     name: str
+
+
+ChatCompletionRequestFunctionCallOption = ChatCompletionFunctionCallOption
+ChatCompletionNamedToolChoiceFunction = ChatCompletionFunctionCallOption
 
 
 class _ResponseFormat(TypedDict):
@@ -297,13 +295,6 @@ class ChatCompletionRequestUserMessage(TypedDict):
     content: str | list[ChatCompletionRequestMessageContentPart] | None
 
 
-class ChatCompletionRequestAssistantMessageFunctionCall(TypedDict):
-    """An earlier function call, in the older format."""
-
-    name: str
-    arguments: str
-
-
 class _AssistantMessage(TypedDict):
     role: Literal["assistant"]
 
@@ -341,27 +332,10 @@ ChatCompletionRequestMessage = (
 )
 
 
-class ChatCompletionRequestFunctionCallOption(TypedDict):
-    """The function that the model has to call, in the older format."""
-
-    name: str
-
-
 ChatCompletionRequestFunctionCall = (
     Literal["none", "auto"] | ChatCompletionRequestFunctionCallOption
 )
 ChatCompletionFunctionParameters = dict[str, JsonType]
-
-
-class _ToolFunction(TypedDict):
-    name: str
-    parameters: ChatCompletionFunctionParameters
-
-
-class ChatCompletionToolFunction(_ToolFunction, total=False):
-    """A function offered to the model."""
-
-    description: str
 
 
 class ChatCompletionTool(TypedDict):
@@ -369,12 +343,6 @@ class ChatCompletionTool(TypedDict):
 
     type: Literal["function"]
     function: ChatCompletionToolFunction
-
-
-class ChatCompletionNamedToolChoiceFunction(TypedDict):
-    """The name of the function that the model has to call."""
-
-    name: str
 
 
 class ChatCompletionNamedToolChoice(TypedDict):

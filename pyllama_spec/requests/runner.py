@@ -18,46 +18,69 @@ import contextlib
 import copy
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
-from pyllama_spec.engine import computing
+from pyllama_spec.engine import Context, Model, computing
 from pyllama_spec.errors import (
     BusyError,
     CancelledError,
     ClosedError,
     DeadlineError,
+    ForkedError,
     OutOfMemoryError,
     PyllamaSpecError,
     QueueFullError,
     is_process_end,
 )
 from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.job import Job
 from pyllama_spec.requests.line import Line
-from pyllama_spec.requests.request_lock import CLOSED
-from pyllama_spec.requests.ticket import ARRIVAL, PENDING, Arrival, RequestStatus, Ticket
+from pyllama_spec.requests.run import Arrival, RequestStatus, Run
 from pyllama_spec.speculative import Round, SequenceState, Timing
 
 # How many pieces a stream may be ahead of its reader.
 _MAX_AHEAD = 64
+_CLOSED = "the model is closed; open it again"
 _CANCELLED = "the generation was cancelled"
 _LATE = "the request was not answered within its timeout; allow more time, or fewer tokens"
 _IN_CALLBACK = (
     "a callback of a running generation may not {what}: it would wait for itself; read the stream "
     "to its end or close() it before, or do it in another thread"
 )
-_Outcome = tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]
+_Outcome = tuple[Run, tuple[list[Piece], str | None, BaseException | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The parts of an open model that a generation needs. They outlive Llama during a stream."""
+
+    model: Model
+    context: Context
+    round: Round
+    runner: Runner
+    # Called before the model is closed.
+    on_close: Callable[[], None] | None = None
+    # How drafts are accepted for requests without that option; see Llama.
+    acceptance: str = "exact"
 
 
 class Runner:
-    """Runs as many requests in parallel as the context has sequences."""
+    """Runs as many requests in parallel as the context has sequences.
+
+    Without a round, as of a model for embeddings alone, it only takes turns: see exclusive().
+    """
 
     def __init__(
-        self, round_: Round, max_waiting: int | None = None, attach_s: float = 0.0
+        self,
+        model: Model,
+        round_: Round | None,
+        max_waiting: int | None = None,
+        attach_s: float = 0.0,
     ) -> None:
-        self._round = round_
-        self._line = Line(round_.target.n_seq_max)
+        self._model, self._round_or_none = model, round_
+        self._owner = model if round_ is None else round_.target  # it knows its process
+        self._line = Line(0 if round_ is None else round_.target.n_seq_max)
         # Reentrant: a stream that is collected as garbage is withdrawn in the middle of any
         # statement, those under this lock included. Nobody computes under it: it is never held
         # for long.
@@ -66,9 +89,12 @@ class Runner:
         self._changed = threading.Condition(self._lock)
         # The thread that computes a round now.
         self._computer: int | None = None
-        # The thread that has the context for itself now, and how many have it or want it.
+        # The thread that computes something else now, on which context, and how many do or want to.
         self._visitor: int | None = None
+        self._visited: Context | None = None
         self._n_exclusive = 0
+        # Whether the next round goes before the next visitor.
+        self._is_round_due = False
         self._is_closed = False
         # Kept here: at exit this module's names may be gone.
         self._is_finalizing = sys.is_finalizing
@@ -76,14 +102,19 @@ class Runner:
         self._max_waiting = max_waiting
         self._thread: threading.Thread | None = None
         # The requests that are computed now.
-        self._computing: Sequence[Ticket] = ()
+        self._computing: Sequence[Run] = ()
 
     def note_loaded(self, load_s: float, draft_s: float) -> None:
         """Records the seconds of opening the model, and of loading the draft's file."""
         has_draft = self._round.drafter.name != "none"
         self.loaded = Timing(load_s, draft_s + self._attach_s if has_draft else 0.0)
 
-    # ---- the context, for the rounds or for one thread
+    # ---- the turns of rounds and of single threads
+
+    @property
+    def _round(self) -> Round:
+        assert self._round_or_none is not None
+        return self._round_or_none
 
     @property
     def _is_out_of_reach(self) -> bool:
@@ -91,7 +122,7 @@ class Runner:
 
         Streams that are dropped then have nothing to release.
         """
-        return self._round.target.is_forked or self._is_finalizing()
+        return self._owner.is_forked or self._is_finalizing()
 
     def _refuse_callback(self, what: str) -> None:
         if self._computer == threading.get_ident():
@@ -99,12 +130,12 @@ class Runner:
 
     def is_usable(self) -> bool:
         """Whether the context can compute. Never waits for a round."""
-        target = self._round.target
-        if target.is_forked:
+        if self._owner.is_forked:
             return False
         with self._lock:
-            if self._is_closed:
-                return False
+            if self._is_closed or self._round_or_none is None:
+                return not self._is_closed
+            target = self._round.target
             # A computing thread updates has_failed itself, and would not stand another one.
             is_free = (self._computer or self._visitor) is None
             return not (target.find_failure() if is_free else target.has_failed)
@@ -118,27 +149,58 @@ class Runner:
             raise self._closed_error()
 
     def _closed_error(self) -> PyllamaSpecError:
-        return self._round.target.model.closed_error(CLOSED)
+        return self._model.closed_error(_CLOSED)
+
+    def _check_process(self) -> None:
+        """Before the lock: in a forked child a thread may hold it that is not there."""
+        if self._owner.is_forked:
+            raise ForkedError("the model belongs to the parent process; open it in the child")
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether rounds wait for a thread that has its turn, or is next."""
+        return self._visitor is not None or (self._n_exclusive > 0 and not self._is_round_due)
+
+    def _has_round(self) -> bool:
+        """Whether a thread would compute a round now."""
+        line, first = self._line, next(iter(self._line.waiting), None)
+        is_read = any(run.is_inline and run.unread_since is None for run in line.placed)
+        return is_read or line.is_busy or (
+            first is not None and line.can_begin(first if first.is_inline else None)
+        )  # fmt: skip
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Excludes rounds from the context within the block."""
-        self._round.target.check_process()
-        self._refuse_callback("use the model's memory")
+    def exclusive(self, context_of: Callable[[], Context] | None = None) -> Iterator[Context]:
+        """Has rounds and other threads wait within the block, which computes on one context.
+
+        A round that is due goes before. `context_of` gives another context than the target's; a
+        callback of a request may use one.
+        """
+        self._check_process()
         me = threading.get_ident()
-        if self._visitor == me:  # an override in a subclass may use another call
-            yield
+        if context_of is None:
+            self._refuse_callback("use the model's memory")
+            context_of = self._target
+        if me in (self._visitor, self._computer):  # an override in a subclass may use another call
+            yield context_of()
             return
         with self._lock:
             self._n_exclusive += 1
         try:
             with self._lock:
-                while not self._is_closed and (self._computer or self._visitor) is not None:
+                while not self._is_closed and (
+                    (self._computer or self._visitor) is not None
+                    or (self._is_round_due and self._has_round())
+                ):
                     self._changed.wait()
                 self._check_open()
-                self._visitor = me
+                self._visitor, self._is_round_due = me, False
             with computing(self.is_closed):
-                yield
+                context = context_of()
+                with self._lock:
+                    self._check_open()
+                    self._visited = context
+                yield context
         except CancelledError as error:
             if self._is_closed:
                 raise self._closed_error() from error
@@ -147,16 +209,18 @@ class Runner:
             with self._lock:
                 self._n_exclusive -= 1
                 if self._visitor == me:
-                    self._visitor = None
-                    if not self._is_closed:
-                        self._round.target.cancel(False)
-                self._changed.notify_all()
+                    if self._visited is not None and not self._is_closed:
+                        self._visited.cancel(False)
+                    self._visitor, self._visited, self._is_round_due = None, None, True
                 self._wake()
+
+    def _target(self) -> Context:
+        return self._round.target
 
     @contextlib.contextmanager
     def visit(self, *, oldest: bool = False) -> Iterator[SequenceState]:
         """exclusive() with an idle sequence, the last used or the oldest: waits in line for one."""
-        self._round.target.check_process()
+        self._check_process()
         self._refuse_callback("use the model's memory")
         line = self._line
         with self._lock:
@@ -197,14 +261,6 @@ class Runner:
 
     # ---- for readers
 
-    def ticket(self, job: Job, timeout_s: float | None = None) -> Ticket:
-        """A ticket for a new request, which has to end within `timeout_s`."""
-        arrival = ARRIVAL.get()
-        ticket = Ticket(job, threading.Condition(self._lock), arrival=arrival)
-        begin = monotonic() if arrival is None else arrival.at
-        ticket.deadline = None if timeout_s is None else begin + timeout_s
-        return ticket
-
     def arrive(self, *, is_slow: bool) -> Arrival:
         """Notes a call whose request another thread will create; it keeps its queue position.
 
@@ -221,46 +277,42 @@ class Runner:
             self._line.made(arrival)
             self._wake()
 
-    def pieces(self, ticket: Ticket) -> Generator[Piece, None, None]:
-        """Yields the text of a request; the last piece has a finish_reason.
+    def start(self, run: Run, *, is_whole: bool, is_detached: bool) -> None:
+        """Queues a request before it is read, unless its reader computes it.
 
-        It comes into line with the first piece that is asked for, if start() was not called.
+        Args:
+            run: the request.
+            is_whole: whether it is computed to its end; else no more than some pieces ahead of its
+                reader.
+            is_detached: whether it is computed before anybody reads it, with one place too.
+
+        """
+        if self._line.n_places > 1 or is_detached:
+            self._submit(run, max_ahead=None if is_whole else _MAX_AHEAD, is_inline=False)
+
+    def read(self, run: Run, *, waits: bool = True) -> Piece | None:
+        """The next piece of a request, which comes into line with the first one that is asked for.
+
+        The last piece has a finish_reason. None if there is none yet, and the reader does not wait.
         """
         try:
-            if ticket.number >= 0:
-                yield PENDING  # see start()
-            self._submit(ticket, max_ahead=_MAX_AHEAD, is_inline=self._line.n_places == 1)
-            while (piece := self._next(ticket)).finish_reason is None:
-                yield piece
-        except GeneratorExit:
-            raise
+            if run.number < 0:
+                self._submit(run, max_ahead=_MAX_AHEAD, is_inline=self._line.n_places == 1)
+            return self._next(run, waits)
         except BaseException as error:
-            if ticket.error is None:  # of the reader alone, such as Ctrl-C
-                ticket.job.attach_partial(error)
+            if run.error is None:  # of the reader alone, such as Ctrl-C
+                run.attach_partial(error)
+            run.note_figures()
+            self.drop(run)
             raise
-        finally:
-            self._withdraw(ticket)
-        yield piece
-
-    def start(self, ticket: Ticket, *, is_whole: bool, is_detached: bool) -> bool:
-        """Queues a request before it is read; False if it starts only when it is read.
-
-        After True the first of its pieces() is PENDING, without waiting: a generator that is
-        dropped withdraws the request only if it has begun.
-        """
-        if self._line.n_places == 1 and not is_detached:
-            return False
-        if ticket.number < 0:
-            self._submit(ticket, max_ahead=None if is_whole else _MAX_AHEAD, is_inline=False)
-        return ticket.number >= 0
 
     def check_reader(self) -> None:
         """Checks that a stream may be read or closed now."""
-        self._round.target.check_process()
+        self._check_process()
         self._refuse_callback("make another request, or read or close one")
 
-    def _submit(self, ticket: Ticket, *, max_ahead: int | None, is_inline: bool) -> None:
-        if ticket.number >= 0 or ticket.is_over:
+    def _submit(self, run: Run, *, max_ahead: int | None, is_inline: bool) -> None:
+        if run.number >= 0 or run.is_over:
             return
         self.check_reader()
         with self._lock:
@@ -272,88 +324,86 @@ class Runner:
                 raise QueueFullError(
                     most, f"{max(n_waiting, 0)} wait for a place, {n_aside} for their reader"
                 )
-            ticket.max_ahead, ticket.is_inline = max_ahead, is_inline
-            line.enter(ticket)
+            run.ready = threading.Condition(self._lock)
+            run.max_ahead, run.is_inline = max_ahead, is_inline
+            line.enter(run)
             self._wake()
 
-    def _next(self, ticket: Ticket) -> Piece:
+    def _next(self, run: Run, waits: bool) -> Piece | None:
         """Computes the next piece, or waits for it."""
-        self._round.target.check_process()
         try:
             while True:
                 with self._lock:
-                    if ticket.is_inline:
-                        ticket.unread_since = None  # it is being read
-                    if (piece := self._take(ticket)) is not None:
+                    if run.is_inline:
+                        run.unread_since = None  # it is being read
+                    if (piece := self._take(run)) is not None:
                         return piece
-                    if ticket.polls:
-                        return PENDING
-                    if not self._is_its_turn(ticket):
-                        ticket.ready.wait(self._line.patience_s(ticket))
+                    if not waits:
+                        return None
+                    if not self._is_its_turn(run):
+                        assert run.ready is not None
+                        run.ready.wait(self._line.patience_s(run))
                         continue
-                self._one_round(ticket)
+                self._one_round(run)
         finally:
-            if ticket.is_inline:
+            if run.is_inline:
                 with self._lock:
-                    ticket.unread_since, ticket.reader = monotonic(), threading.get_ident()
+                    run.unread_since, run.reader = monotonic(), threading.get_ident()
                     if self._line.n_wanted:
                         self._wake()
 
-    def _take(self, ticket: Ticket) -> Piece | None:
+    def _take(self, run: Run) -> Piece | None:
         """The next unread piece; None if there is none yet."""
-        job, is_own = ticket.job, self._line.owns_sequence(ticket)
-        if ticket.pieces:
-            piece = ticket.pieces.popleft()
-            job.note_delivered(piece, in_sequence=is_own)
-            if not ticket.is_inline:
-                self._go_on(ticket)
+        is_own = self._line.owns_sequence(run)
+        if run.pieces:
+            piece = run.deliver(run.pieces.popleft(), in_sequence=is_own)
+            if not run.is_inline:
+                self._go_on(run)
             return piece
-        if ticket.error is not None:
-            raise ticket.error
-        if ticket.finish is not None:
-            if is_own:
-                job.note_end()
-            return Piece("", finish_reason=ticket.finish)
+        if run.error is not None:
+            raise run.error
+        if run.finish is not None:
+            return run.deliver(Piece("", finish_reason=run.finish), in_sequence=is_own)
         self._check_open()
-        self._expire([ticket])
-        self._go_on(ticket)
-        return None if ticket.error is None else self._take(ticket)
+        self._expire([run])
+        self._go_on(run)
+        return None if run.error is None else self._take(run)
 
-    def _go_on(self, ticket: Ticket) -> None:
+    def _go_on(self, run: Run) -> None:
         """Called after a read: the request may continue, or is queued again."""
-        if ticket.max_ahead is None or len(ticket.pieces) < ticket.max_ahead:
-            ticket.unread_since = None
-        ticket.is_pinned = False
-        self._line.return_to(ticket)
+        if run.max_ahead is None or len(run.pieces) < run.max_ahead:
+            run.unread_since = None
+        run.is_pinned = False
+        self._line.return_to(run)
         self._wake()
 
-    def status(self, ticket: Ticket) -> RequestStatus:
+    def status(self, run: Run) -> RequestStatus:
         """The state of a request; never waits for a round."""
-        if self._round.target.is_forked:
-            return ticket.status(None)
+        if self._owner.is_forked:
+            return run.status(None)
         with self._lock:
-            return ticket.status(self._line.position(ticket))
+            return run.status(self._line.position(run))
 
-    def time_left_s(self, ticket: Ticket) -> float | None:
+    def time_left_s(self, run: Run) -> float | None:
         """Seconds to a request's deadline; None without one, or after it."""
-        left_s = 0.0 if ticket.deadline is None else ticket.deadline - monotonic()
+        left_s = 0.0 if run.deadline is None else run.deadline - monotonic()
         return left_s if left_s > 0 else None
 
-    def listen(self, ticket: Ticket, wake: Callable[[], None]) -> None:
+    def listen(self, run: Run, wake: Callable[[], None]) -> None:
         """Calls `wake` whenever there may be something to read, for a reader that does not block.
 
         From here on no thread that reads it computes it.
         """
         self.check_reader()
         with self._lock:
-            ticket.wake = wake
-            if ticket.is_inline:
-                ticket.is_inline, ticket.unread_since = False, None
+            run.wake = wake
+            if run.is_inline:
+                run.is_inline, run.unread_since = False, None
                 self._wake()
 
     # ---- requests that end before their time
 
-    def abort(self, ticket: Ticket, reason: CancelledError | None = None) -> None:
+    def abort(self, run: Run, reason: CancelledError | None = None) -> None:
         """Cancels a request at any stage, from any thread, without waiting.
 
         In line, put aside or unread it is over at once. While it is computed it is over with the
@@ -362,61 +412,61 @@ class Runner:
         if self._is_out_of_reach:
             return
         with self._lock:
-            self._cancel([ticket], reason)
+            self._cancel([run], reason)
             self._wake()
 
-    def withdraw(self, ticket: Ticket) -> None:
-        """Ends a request that nobody reads any more, after its generator was closed.
-
-        Unlike abort() by the thread that has the model, and never by the garbage collector.
-        """
+    def withdraw(self, run: Run) -> None:
+        """Ends a request that nobody reads any more, after abort() by the thread of its reader."""
         if self._is_out_of_reach:
             return
-        self._withdraw(ticket)
+        self.drop(run)
         with self._lock:
             if (self._computer or self._visitor) is None and not self._is_closed:
                 self._round.target.pause_threads()
 
-    def _withdraw(self, ticket: Ticket) -> None:
-        # It may be the garbage collector that calls, which may have freed the context already:
-        # nothing of the engine is touched, unless a thread computes with it.
-        if not ticket.is_over:
-            self.abort(ticket)
+    def drop(self, run: Run) -> None:
+        """Ends a request that nobody can read any more.
+
+        It may be the garbage collector that calls, which may have freed the context already:
+        nothing of the engine is touched, unless a thread computes with it.
+        """
+        if not run.is_over:
+            self.abort(run)
 
     def cancel(self) -> None:
         """Cancels the started requests, not the queued ones."""
-        if self._round.target.is_forked:
+        if self._owner.is_forked:
             return
         with self._lock:
             self._cancel(self._line.begun())
-            if self._visitor is not None and not self._is_closed:
-                self._round.target.cancel(True)
+            if self._visited is not None and not self._is_closed:
+                self._visited.cancel(True)
             self._wake()
 
-    def _cancel(self, tickets: Sequence[Ticket], reason: CancelledError | None = None) -> None:
-        for ticket in tickets:
-            if ticket.is_over:
+    def _cancel(self, runs: Sequence[Run], reason: CancelledError | None = None) -> None:
+        for run in runs:
+            if run.is_over:
                 continue
-            ticket.is_cancelled, ticket.reason = True, ticket.reason or reason
-            if ticket in self._computing:
-                if ticket.job.run is not None:
-                    ticket.job.run.is_cancelled = True
+            run.is_cancelled, run.reason = True, run.reason or reason
+            if run in self._computing:
+                if run.sequence is not None:
+                    run.sequence.is_cancelled = True
             else:
-                self._end(ticket, CancelledError(_CANCELLED))
-        if self._computing and all(ticket.is_cancelled for ticket in self._computing):
+                self._end(run, CancelledError(_CANCELLED))
+        if self._computing and all(run.is_cancelled for run in self._computing):
             # Nobody else waits for this decode.
             self._round.target.cancel(True)
 
-    def _expire(self, tickets: Sequence[Ticket]) -> None:
+    def _expire(self, runs: Sequence[Run]) -> None:
         """Ends the requests whose deadline has passed."""
         now = monotonic()
-        for ticket in tickets:
-            if ticket.deadline is not None and ticket.deadline <= now:
-                self._cancel([ticket], DeadlineError(_LATE))
+        for run in runs:
+            if run.deadline is not None and run.deadline <= now:
+                self._cancel([run], DeadlineError(_LATE))
 
     def close(self) -> bool:
         """Ends all requests and refuses new ones; False if already closed."""
-        if self._round.target.is_forked:
+        if self._owner.is_forked:
             return True
         with self._lock:
             if self._is_closed:
@@ -425,8 +475,10 @@ class Runner:
             self._is_closed = True
             self._cancel(self._line.everyone())
             me = threading.get_ident()
-            if self._computer is not None or self._visitor not in (None, me):
+            if self._computer is not None:
                 self._round.target.cancel(True)
+            if self._visited is not None and self._visitor != me:
+                self._visited.cancel(True)
             self._changed.notify_all()
             while self._computer is not None or self._visitor not in (None, me):
                 self._changed.wait()
@@ -440,16 +492,15 @@ class Runner:
 
     def _wake(self) -> None:
         """Called after a change: wakes the next computing thread, or starts the runner's."""
-        for ticket in (*self._line.waiting[:1], *self._line.placed):
-            if ticket.is_inline:
-                ticket.notify()
+        for run in (*self._line.waiting[:1], *self._line.placed):
+            if run.is_inline:
+                run.notify()
         self._ensure_thread()
         self._changed.notify_all()
 
     def _ensure_thread(self) -> None:
         """Starts the thread if it has work."""
-        is_allowed = not self._is_closed and not self._n_exclusive
-        if self._thread is None and is_allowed and self._has_work():
+        if self._thread is None and self._has_work() and not (self._is_closed or self._is_held):
             thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
             self._thread = thread  # it may be over before start() returns
             try:
@@ -467,11 +518,11 @@ class Runner:
             line.is_next(None) and (line.has_room or line.patience_s() is not None)
         )
 
-    def _is_its_turn(self, ticket: Ticket) -> bool:
+    def _is_its_turn(self, run: Run) -> bool:
         """Whether a request's reader computes it now."""
-        if not ticket.is_inline or self._computer is not None or self._n_exclusive:
+        if not run.is_inline or self._computer is not None or self._is_held:
             return False
-        return ticket in self._line.placed or self._line.can_begin(ticket)
+        return run in self._line.placed or self._line.can_begin(run)
 
     # ---- a round
 
@@ -481,7 +532,7 @@ class Runner:
         while True:
             with self._lock:
                 self._expire(line.everyone())
-                if self._is_closed or self._n_exclusive or not self._has_work():
+                if self._is_closed or self._is_held or not self._has_work():
                     self._stop()
                     return
                 if self._computer is not None or not (line.is_busy or line.can_begin(None)):
@@ -501,12 +552,12 @@ class Runner:
         self._thread = None
         self._changed.notify_all()
 
-    def _one_round(self, reader: Ticket | None) -> None:
+    def _one_round(self, reader: Run | None) -> None:
         """Assigns places, computes a round and delivers its tokens."""
         target, line, me = self._round.target, self._line, threading.get_ident()
         try:
             with self._lock:
-                if self._computer is not None or self._n_exclusive or self._is_closed:
+                if self._computer is not None or self._is_held or self._is_closed:
                     return
                 self._computer = me
                 unread = line.unread()
@@ -521,15 +572,15 @@ class Runner:
                         self._hand_out(outcomes)
         except BaseException as error:
             with self._lock:
-                for ticket in self._computing or line.choose(reader):
-                    own = error if ticket is reader else _error_of_its_own(error)
+                for run in self._computing or line.choose(reader):
+                    own = error if run is reader else _error_of_its_own(error)
                     with contextlib.suppress(Exception):  # its reader must not wait
-                        self._end(ticket, own)
+                        self._end(run, own)
             raise
         finally:
             with self._lock:
                 if self._computer == me:
-                    self._computer, self._computing = None, ()
+                    self._computer, self._computing, self._is_round_due = None, (), False
                     with contextlib.suppress(ClosedError):  # another thread closed the context
                         if reader is not None and reader.is_over:
                             # Before the next one computes: its threads would sleep through it.
@@ -538,97 +589,89 @@ class Runner:
                             target.cancel(False)
                     self._wake()
 
-    def _compute(self, tickets: Sequence[Ticket]) -> list[_Outcome]:
+    def _compute(self, runs: Sequence[Run]) -> list[_Outcome]:
         """Starts requests with new places, and computes a round of all."""
         outcomes: list[_Outcome] = []
-        runs = {}
-        for ticket in tickets:
-            if (error := self._begin(ticket)) is not None:
-                outcomes.append((ticket, ([], None, error)))
-            elif ticket.job.run is not None:
-                runs[id(ticket.job.run)] = ticket
-        steps = self._round.step([ticket.job.run for ticket in runs.values() if ticket.job.run])
-        for run, step in steps:
-            ticket = runs[id(run)]
-            outcome = ticket.job.take(step)
-            if outcome[1] is not None:
-                ticket.job.keep(run.state)
-            outcomes.append((ticket, outcome))
+        by_sequence: dict[int, Run] = {}
+        for run in runs:
+            if (error := self._begin(run)) is not None:
+                outcomes.append((run, ([], None, error)))
+            elif run.sequence is not None:
+                by_sequence[id(run.sequence)] = run
+        sequences = [run.sequence for run in by_sequence.values() if run.sequence is not None]
+        for sequence, step in self._round.step(sequences):
+            run = by_sequence[id(sequence)]
+            outcomes.append((run, run.take(step)))
         return outcomes
 
-    def _begin(self, ticket: Ticket) -> BaseException | None:
+    def _begin(self, run: Run) -> BaseException | None:
         """Moves a request's sequence to where the request starts or continues."""
-        job, state = ticket.job, ticket.state
-        assert state is not None
+        assert run.state is not None
         try:
-            if job.run is None:
-                job.begin(self._round, state, self.loaded)
-            elif ticket.saved is not None:
-                saved, ticket.saved, ticket.state = ticket.saved, None, job.run.state
-                self._round.resume(job.run, saved, state.seq_id)
-            if ticket.is_cancelled and job.run is not None:  # while it had no run
-                job.run.is_cancelled = True
+            if run.sequence is None:
+                run.begin(self._round, run.state, self.loaded)
+            elif run.saved is not None:
+                saved, seq_id = run.saved, run.state.seq_id
+                run.saved, run.state = None, run.sequence.state
+                self._round.resume(run.sequence, saved, seq_id)
+            if run.is_cancelled and run.sequence is not None:  # while it had none
+                run.sequence.is_cancelled = True
         except BaseException as error:  # noqa: BLE001 - its reader gets it
             return error
         return None
 
-    def _put_aside(self, tickets: Sequence[Ticket]) -> None:
+    def _put_aside(self, runs: Sequence[Run]) -> None:
         """Copies the sequences of requests, and frees their places."""
-        for ticket in tickets:
-            run = ticket.job.run
-            if run is None or ticket.state is not run.state:
+        for run in runs:
+            if run.sequence is None or run.state is not run.sequence.state:
                 continue
             try:
-                saved = self._round.sequences.save(run.state)
+                saved = self._round.sequences.save(run.sequence.state)
             except Exception:  # noqa: BLE001 - no room for a copy: it keeps its place
-                ticket.is_pinned = True
+                run.is_pinned = True
                 continue
             try:
-                self._round.scheduler.pause(run)
+                self._round.scheduler.pause(run.sequence)
             except BaseException as error:  # noqa: BLE001 - its reader gets it
                 with self._lock:
-                    if not ticket.is_over:
-                        self._end(ticket, error)
+                    if not run.is_over:
+                        self._end(run, error)
                 continue
             with self._lock:
-                self._line.put_aside(ticket, saved)
-                ticket.notify()  # its reader may have come back meanwhile
+                self._line.put_aside(run, saved)
+                run.notify()  # its reader may have come back meanwhile
 
     def _hand_out(self, outcomes: Sequence[_Outcome]) -> None:
         raised: set[int] = set()
-        for ticket, (pieces, finish, error) in outcomes:
-            ticket.pieces.extend(pieces)
+        for run, (pieces, finish, error) in outcomes:
+            run.pieces.extend(pieces)
             if error is not None and id(error) in raised:
                 error = _error_of_its_own(error)
             if error is not None:
                 raised.add(id(error))
             if finish is not None or error is not None:
-                self._end(ticket, error, finish)
+                self._end(run, error, finish)
                 continue
-            most = ticket.max_ahead
-            if most is not None and len(ticket.pieces) >= most and not ticket.is_inline:
-                ticket.unread_since = ticket.unread_since or monotonic()
-            ticket.notify()
-        for ticket in self._computing:
-            if ticket.is_cancelled and not ticket.is_over:  # while it was computed
-                self._end(ticket, CancelledError(_CANCELLED))
+            most = run.max_ahead
+            if most is not None and len(run.pieces) >= most and not run.is_inline:
+                run.unread_since = run.unread_since or monotonic()
+            run.notify()
+        for run in self._computing:
+            if run.is_cancelled and not run.is_over:  # while it was computed
+                self._end(run, CancelledError(_CANCELLED))
         # A request that is cancelled from here on is in no round: _cancel() ends it itself.
         self._computing = ()
 
-    def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
+    def _end(self, run: Run, error: BaseException | None, finish: str | None = None) -> None:
         """Takes a request out of its place, and notifies its reader."""
         if isinstance(error, CancelledError):
             # Nobody asks where it was noticed, and the frames there hold the request, which would
             # form a cycle with its error.
             error.__traceback__ = None
-            error = self._closed_error() if self._is_closed else ticket.reason or error
-        if error is not None:
-            ticket.job.attach_partial(error)
-        ticket.error, ticket.finish, ticket.saved = error, finish, None
-        ticket.n_read = ticket.status(None).n_read
-        ticket.job.close()
-        self._line.leave(ticket)
-        ticket.notify()
+            error = self._closed_error() if self._is_closed else run.reason or error
+        run.end(error, finish)
+        self._line.leave(run)
+        run.notify()
 
 
 def _error_of_its_own(error: BaseException) -> BaseException:

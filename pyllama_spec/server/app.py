@@ -101,6 +101,8 @@ class _Endpoint:
             exchange.info.note["left"] = True
         finally:
             self._serving.tasks.discard(task)
+            if exchange.is_large:
+                door.give_back_soon()
             self._log(exchange)
 
     async def _answer(self, exchange: Exchange, route: Route | None) -> None:

@@ -103,7 +103,7 @@ def part_of(given: object, place: str, kinds: Kinds, default: str = "", remedy: 
     kind = (given.get("type") if isinstance(given, dict) else None) or default
     if isinstance(kind, str) and kind not in kinds:
         remedy = remedy or f"{', '.join(kinds)} are"
-        raise UnsupportedError("is not supported", param=f"{place}.type", value=kind, remedy=remedy)
+        raise UnsupportedError(f"type {kind!r:.60} is not supported", param=place, remedy=remedy)
     try:
         part = msgspec.convert(given, Part)
     except msgspec.ValidationError as error:

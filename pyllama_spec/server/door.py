@@ -12,6 +12,7 @@ import asyncio
 import ipaddress
 import os
 import secrets
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -52,6 +53,9 @@ MAX_VALUES = 100_000
 # Ids of prompts, which count by themselves: the longest contexts have as many.
 _MAX_NUMBERS = 1 << 20
 _THREAD = "pyllama_spec-bodies"
+# A moment after a large body, so that several are given back together.
+_QUIET_S = 1.0
+_waiting: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 _QUOTE, _BACKSLASH = b'"', ord("\\")
 # mallopt()'s name of the limit, in glibc's malloc.h.
 _M_ARENA_MAX, _N_ARENAS = -8, 2
@@ -229,6 +233,31 @@ async def parsed(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
     if len(raw) < LARGE:
         return decoded(raw, shape)
     return await apart(_decoded_large, raw, shape, max_inputs)
+
+
+def give_back_soon() -> None:
+    """Schedules the release of free C heap memory after large bodies.
+
+    Texts of megabytes, their copies and their tokens leave holes, which glibc keeps: about 100 MiB
+    after some dozens of large bodies. Call it in the event loop's thread.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _waiting:
+        _waiting.add(loop)
+        loop.call_later(_QUIET_S, _give_back, loop)
+
+
+def _give_back(loop: asyncio.AbstractEventLoop) -> None:
+    _waiting.discard(loop)
+    _executor(os.getpid()).submit(_trim)
+
+
+def _trim() -> None:
+    """Does nothing if the C library lacks the call."""
+    import ctypes
+
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def limit_arenas() -> bool:

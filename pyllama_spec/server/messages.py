@@ -31,7 +31,7 @@ from pyllama_spec.server.dialect import (
 from pyllama_spec.server.exchange import REQUEST_ID, Exchange, Route
 from pyllama_spec.server.keywords import check_values
 from pyllama_spec.server.service import Event, Service, Thoughts
-from pyllama_spec.server.shapes import ChatRequest, Json, Texts
+from pyllama_spec.server.shapes import ChatRequest, Json
 
 # Fields that would change the answer and are not supported.
 _REFUSED = {
@@ -78,7 +78,7 @@ class MessagesRequest(DialectRequest, kw_only=True):
     messages: list[Any]
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     system: str | list[Any] | None = None
-    stop_sequences: Texts | None = None
+    stop_sequences: Annotated[list[str], Meta(max_length=64)] | None = None
     metadata: Json | None = None
     tools: list[Any] | None = None
     tool_choice: Json | None = None
@@ -95,33 +95,34 @@ def chat_request(body: MessagesRequest, thoughts: Thoughts) -> ChatRequest:
     model's template marks thoughts, and is ignored otherwise.
     """
     body.refuse(_REFUSED)
-    chat = ChatRequest(messages=_messages(body), **body.options())
-    if chat.messages[-1]["role"] == "assistant":
-        if chat.messages[-1].get("tool_calls"):
+    messages = _messages(body)
+    chat: Json = {**body.options(), "messages": messages, "stop": body.stop_sequences or None}
+    if messages[-1]["role"] == "assistant":
+        if messages[-1].get("tool_calls"):
             raise ArgumentError(
-                "messages", problem="end with a call of tools",
+                "messages", problem="end with calls of tools",
                 remedy="give their results in a message of the user",
             )  # fmt: skip
-        chat.continue_final_message = True
-    chat.stop = body.stop_sequences or None
+        chat["continue_final_message"] = True
     user = (body.metadata or {}).get("user_id")
-    chat.user = user if isinstance(user, str) else None
-    chat.tools = [_tool(t, f"tools[{i}]") for i, t in enumerate(body.tools or ())] or None
+    chat["user"] = user if isinstance(user, str) else None
+    chat["tools"] = [_tool(t, f"tools[{i}]") for i, t in enumerate(body.tools or ())] or None
     if body.tool_choice is not None:
         choice = part_of(body.tool_choice, "tool_choice", _CHOICES)
-        chat.tool_choice = "required" if choice.type == "any" else choice.type
+        chat["tool_choice"] = "required" if choice.type == "any" else choice.type
         if choice.type == "tool":
-            chat.tool_choice = {"type": "function", "function": {"name": choice.name}}
+            chat["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         if choice.disable_parallel_tool_use:
-            chat.parallel_tool_calls = False
-    _set_form(chat, body.output_config or {}, thoughts)
+            chat["parallel_tool_calls"] = False
+    if body.output_config is not None:
+        chat.update(_output(body.output_config, thoughts))
     if body.thinking is not None:
         thinking = part_of(body.thinking, "thinking", _THINKING)
         if thinking.type == "disabled":
-            chat.reasoning_effort = "none"
-        elif thoughts.are_marked and thinking.budget_tokens is not None:
-            chat.thinking_token_budget = thinking.budget_tokens
-    return chat
+            chat["reasoning_effort"] = "none"
+        elif thoughts.are_marked:
+            chat["thinking_token_budget"] = thinking.budget_tokens
+    return ChatRequest(**chat)
 
 
 def _messages(body: MessagesRequest) -> list[Json]:
@@ -170,7 +171,7 @@ def _text(block: Part, place: str) -> str:
         return f"{block.title}\n{block.source}\n{text}\n"
     if block.type != "document":
         raise UnsupportedError(
-            "is not supported here", param=f"{place}.type", value=block.type, remedy="give text"
+            f"type {block.type!r} is not supported here", param=place, remedy="give text"
         )
     remedy = "give the document's text, as a text source"
     source = part_of(block.source, f"{place}.source", _SOURCES, remedy=remedy)
@@ -212,17 +213,19 @@ def _tool(given: Any, place: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _set_form(chat: ChatRequest, config: Json, thoughts: Thoughts) -> None:
+def _output(config: Json, thoughts: Thoughts) -> Json:
+    chat: Json = {}
     if config.get("format") is not None:
         place = "output_config.format"
         form = part_of(config["format"], place, {"json_schema": ("schema",)})
         schema = {"name": "answer", "schema": form.schema, "strict": True}
-        chat.response_format = {"type": "json_schema", "json_schema": schema}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     effort = config.get("effort")
-    if effort is not None and effort not in _EFFORTS:
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
         raise ArgumentError("output_config.effort", effort, f"one of {', '.join(_EFFORTS)}")
     if effort is not None and thoughts.take_effort:
-        chat.reasoning_effort = _EFFORTS[effort]
+        chat["reasoning_effort"] = _EFFORTS[effort]
+    return chat
 
 
 # ---- answers

@@ -6,16 +6,12 @@ request's text, and no label but the model, the kind of an end and a position in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-# By name: what it is, and what gives its figures now, each with its labels' values.
-Gauges = Mapping[str, tuple[str, Callable[[], Iterable[tuple[Sequence[str], float]]]]]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -30,9 +26,9 @@ class Metrics:
         self._histograms: dict[str, Histogram] = {}
         self._by_model: dict[str, ModelMetrics] = {}
 
-    def add_gauges(self, labels: Sequence[str], gauges: Gauges) -> None:
-        """Adds gauges that are read on demand."""
-        self._registry.register(_Collector(labels, gauges))
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """A new gauge, with the model as its first label."""
+        return Gauge(name, text, ("model", *labels), registry=self._registry)
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         """The counter of a name, with the model as its first label."""
@@ -219,17 +215,3 @@ class ModelMetrics:
         self._decode_s.inc(decode_s)
         self.prompt_pace.seconds += prompt_s
         self.text_pace.seconds += decode_s
-
-
-class _Collector(Collector):
-    """Gauges that are read on demand; see Metrics.add_gauges()."""
-
-    def __init__(self, labels: Sequence[str], gauges: Gauges) -> None:
-        self._labels, self._gauges = tuple(labels), dict(gauges)
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        for name, (text, read) in self._gauges.items():
-            family = GaugeMetricFamily(name, text, labels=self._labels)
-            for values, figure in read():
-                family.add_metric(values, figure)
-            yield family

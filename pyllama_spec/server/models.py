@@ -18,6 +18,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableSet, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
@@ -169,6 +170,10 @@ class ServedModel:
         if self.loading is not None:
             return "loading"
         return "unloaded" if self.failure is None and self.service is None else "failed"
+
+    def is_in(self, state: str) -> bool:
+        """Whether this is its state."""
+        return self.state == state
 
     @property
     def is_idle(self) -> bool:
@@ -976,7 +981,6 @@ class _UnwantedError(Exception):
     """A load was abandoned without a failure."""
 
 
-_Figures = list[tuple[tuple[str], float]]
 _RUNNING = "Requests that are computed."
 _WAITING = "Requests that wait in the queue or for a load."
 _SINCE = "per second, of requests that ended since the last scrape."
@@ -985,43 +989,44 @@ _SINCE = "per second, of requests that ended since the last scrape."
 def add_gauges(metrics: Metrics, models: Sequence[ServedModel]) -> None:
     """Adds the gauges of some models; a model that is not loaded has 0."""
 
-    def of_services(count: Callable[[Service], float]) -> Callable[[], _Figures]:
-        return lambda: [((m.name,), count(m.service) if m.service else 0) for m in models]
+    def of_service(count: Callable[[Service], float]) -> Callable[[ServedModel], float]:
+        return lambda one: count(one.service) if one.service else 0
 
-    in_line, running = of_services(Service.n_waiting), of_services(Service.n_running)
+    def n_waiting(one: ServedModel) -> float:
+        return one.n_waiting + of_service(Service.n_waiting)(one)
 
-    def waiting() -> _Figures:
-        return [(k, n + m.n_waiting) for (k, n), m in zip(in_line(), models, strict=True)]
-
-    metrics.add_gauges(("model",), {
-        "vllm:num_requests_running": (_RUNNING, running),
-        "llamacpp:requests_processing": (_RUNNING, running),
-        "vllm:num_requests_waiting": (_WAITING, waiting),
-        "llamacpp:requests_deferred": (_WAITING, waiting),
+    gauges: Mapping[str, tuple[str, Callable[[ServedModel], float]]] = {
+        "vllm:num_requests_running": (_RUNNING, of_service(Service.n_running)),
+        "llamacpp:requests_processing": (_RUNNING, of_service(Service.n_running)),
+        "vllm:num_requests_waiting": (_WAITING, n_waiting),
+        "llamacpp:requests_deferred": (_WAITING, n_waiting),
         "llamacpp:n_busy_slots_per_decode": (
             "The average number of sequences in a decode.",
-            of_services(lambda service: service.metrics.sequences_per_decode),
+            of_service(lambda service: service.metrics.sequences_per_decode),
         ),
         "llamacpp:n_tokens_max": (
             "The most tokens that a sequence has had.",
-            of_services(lambda service: service.metrics.max_tokens),
+            of_service(lambda service: service.metrics.max_tokens),
         ),
         "llamacpp:prompt_tokens_seconds": (
             f"Computed tokens of prompts {_SINCE}",
-            of_services(lambda service: service.metrics.prompt_pace.read()),
+            of_service(lambda service: service.metrics.prompt_pace.read()),
         ),
         "llamacpp:predicted_tokens_seconds": (
             f"Generated tokens {_SINCE}",
-            of_services(lambda service: service.metrics.text_pace.read()),
+            of_service(lambda service: service.metrics.text_pace.read()),
         ),
         "pyllama_spec:model_memory_bytes": (
             "Bytes of memory that a loaded model takes.",
-            lambda: [((m.name,), m.n_bytes if m.service else 0) for m in models],
+            lambda one: one.n_bytes if one.service else 0,
         ),
-    })  # fmt: skip
-    metrics.add_gauges(("model", "state"), {
-        "pyllama_spec:model_state": (
-            "1 for the state of a model, 0 for its other states.",
-            lambda: [((m.name, s), float(m.state == s)) for m in models for s in STATES],
-        ),
-    })  # fmt: skip
+    }
+    for name, (text, count) in gauges.items():
+        gauge = metrics.gauge(name, text)
+        for one in models:
+            gauge.labels(one.name).set_function(partial(count, one))
+    text = "1 for the state of a model, 0 for its other states."
+    states = metrics.gauge("pyllama_spec:model_state", text, "state")
+    for one in models:
+        for state in STATES:
+            states.labels(one.name, state).set_function(partial(one.is_in, state))

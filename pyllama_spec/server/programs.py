@@ -79,17 +79,9 @@ def read(
     flags: Sequence[Flag],
     is_idle: Callable[[str], bool] = lambda _: False,
 ) -> tuple[Given, Given]:
-    """Reads a command line without the program, and the environment.
+    """Reads a command line and the environment; an ArgumentError names all that is wrong.
 
-    Args:
-        words: the command line.
-        environment: the environment's variables.
-        flags: the known flags.
-        is_idle: whether another flag has no effect; it is listed then.
-
-    Raises:
-        ArgumentError: names all that is unknown or malformed.
-
+    A flag that is not among `flags` is refused, or listed where `is_idle` says so.
     """
     known = {spelt(name): flag for flag in flags for name in flag.names}
     given, wrong, refused = Given(), list[str](), list[str]()
@@ -168,15 +160,11 @@ def _parse(one: Option, text: str, place: str) -> Any:
 def settings_of(
     values: Mapping[str, Any], names: Mapping[str, str], own: Iterable[str], **more: Any
 ) -> tuple[ServerSettings, Listening, list[str]]:
-    """The settings of a server and of its socket, and notes for the user, of a program's options.
+    """The settings of a server and of its socket, and notes for the user.
 
-    Args:
-        values: the options: host, port, tls_cert, tls_key, api_keys, api_key_file, aliases,
-            allowed_hosts and cors_origins, and attributes of ServerSettings.
-        names: what the program calls options.
-        own: the attributes of ServerSettings that are among the values.
-        more: further ones.
-
+    `values` hold host, port, tls_cert, tls_key, api_keys, api_key_file, aliases, allowed_hosts,
+    cors_origins, and the attributes of ServerSettings in `own`; `names` are what the program calls
+    them.
     """
     from pyllama_spec.server.process import Listening
 

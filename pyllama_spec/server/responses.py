@@ -62,6 +62,8 @@ class ResponsesRequest(DialectRequest, kw_only=True):
 
     input: Any
     instructions: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_tool_calls: int | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
@@ -83,20 +85,23 @@ class ResponsesRequest(DialectRequest, kw_only=True):
 def chat_request(body: ResponsesRequest, thoughts: Thoughts) -> ChatRequest:
     """The equivalent chat request."""
     body.refuse(_REFUSED)
-    chat = ChatRequest(messages=_messages(body), **body.options())
-    chat.max_tokens = body.max_output_tokens
-    chat.parallel_tool_calls = body.parallel_tool_calls
-    chat.user = body.user or body.safety_identifier
-    if body.top_logprobs or _LOGPROBS in (body.include or ()):
-        chat.logprobs, chat.top_logprobs = True, body.top_logprobs
-    chat.response_format = _form(body)
     offered = offered_tools(body)
-    chat.tools = [_chat_tool(tool) for tool in offered] or None
-    chat.tool_choice = _choice(body.tool_choice, has_tools=bool(offered))
+    chat: Json = {
+        **body.options(),
+        "messages": _messages(body),
+        "max_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "user": body.user or body.safety_identifier,
+        "response_format": _form(body),
+        "tools": [_chat_tool(tool) for tool in offered] or None,
+        "tool_choice": _choice(body.tool_choice, has_tools=bool(offered)),
+    }
+    if body.top_logprobs or _LOGPROBS in (body.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     effort = (body.reasoning or {}).get("effort")
     if isinstance(effort, str) and thoughts.take_effort:
-        chat.reasoning_effort = effort
-    return chat
+        chat["reasoning_effort"] = effort
+    return ChatRequest(**chat)
 
 
 def offered_tools(body: ResponsesRequest) -> list[Json]:
@@ -104,7 +109,7 @@ def offered_tools(body: ResponsesRequest) -> list[Json]:
     choice, allowed = body.tool_choice, None
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools = part_of(choice, "tool_choice", _CHOICES).tools or ()
-        allowed = {tool.get("name") for tool in tools if _is_function(tool)}
+        allowed = [tool.get("name") for tool in tools if _is_function(tool)]
     offered = []
     for i, given in enumerate(body.tools or ()):
         if _is_function(given):
@@ -128,7 +133,7 @@ def _choice(given: str | Json | None, *, has_tools: bool) -> str | Json | None:
     if given is None or given in ("auto", "none", "required"):
         return given
     if isinstance(given, str):
-        raise ArgumentError("tool_choice", given, "auto, none, required or an object")
+        raise ArgumentError("tool_choice", given, "one of auto, none, required, or an object")
     choice = part_of(given, "tool_choice", _CHOICES, remedy="name a function of `tools`")
     if choice.type == "function":
         return {"type": "function", "function": {"name": choice.name}}

@@ -24,8 +24,8 @@ from pyllama_spec.errors import (
     UnsupportedError,
 )
 from pyllama_spec.llama import Llama
+from pyllama_spec.llama.chat_completion import ThoughtTags
 from pyllama_spec.llama.responses import Deferred, Response, Stream
-from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.requests.options import MAX_CHOICES
 from pyllama_spec.server.api_errors import ApiError, openai_error
 from pyllama_spec.server.door import RequestInfo

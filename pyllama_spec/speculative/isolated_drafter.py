@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import index
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from pyllama_spec.drafters.base import (
     NO_DRAFT,
@@ -18,7 +20,6 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
 )
 from pyllama_spec.errors import ArgumentError, warn
-from pyllama_spec.speculative.draft_bound import drafter_bound
 
 _T = TypeVar("_T")
 
@@ -29,24 +30,30 @@ _MAX_FOREIGN = 3
 _MAX_ERROR, _MAX_WARNING = 2000, 500
 
 
-class DrafterFailure(NamedTuple):
-    """The error that disabled a drafter."""
+@dataclass(slots=True)
+class DrafterSequence:
+    """What the drafter knows of one sequence.
 
-    reason: str
-    error: Exception
+    Attributes:
+        n_known: the number of the text's tokens that were committed to it; None after a failure,
+            until the next prompt: what came in between would leave a hole.
+        reason, error: why the drafter is disabled; "" and None while it is not.
+        n_foreign: the number of its drafts that began with an id outside of the vocabulary; None
+            once one did not.
+        is_begun: whether its begin_request() succeeded; else it does not know whose text this is.
+    """
 
-    @property
-    def place(self) -> str:
-        """The innermost line outside of this package that failed; "" where there is none."""
-        frames = traceback.extract_tb(self.error.__traceback__)
-        others = [frame for frame in frames if _PACKAGE not in Path(frame.filename).parents]
-        return f" ({Path(others[-1].filename).name}, line {others[-1].lineno})" if others else ""
+    n_known: int | None = None
+    reason: str = ""
+    error: Exception | None = None
+    n_foreign: int | None = None
+    is_begun: bool = True
 
 
 class IsolatedDrafter:
     """Passes calls to a drafter, and disables it for a sequence in which it fails.
 
-    It fails if it raises, proposes what is no draft, or only ids outside of the vocabulary; behind
+    It fails if it raises, proposes what is no draft, or only ids outside of the vocabulary; after
     others these are cut off. After a failure nothing is asked of it for that sequence until its
     next prompt, where it starts from scratch.
     """
@@ -54,46 +61,39 @@ class IsolatedDrafter:
     def __init__(self, drafter: Drafter, n_vocab: int) -> None:
         self._drafter = drafter
         self._n_vocab = n_vocab
-        self._failures: dict[int, DrafterFailure] = {}
-        # How many tokens of each sequence it has been told. After a failure a sequence is absent
-        # until its next prompt: what came in between would leave a hole.
-        self._n_known: dict[int, int] = {}
-        # Drafts of each sequence that began with an id outside of the vocabulary; absent after one
-        # that did not.
-        self._n_foreign: dict[int, int] = {}
-        # Sequences whose begin_request() failed: the drafter does not know whose text it is told.
-        self._unbegun: set[int] = set()
+        self._sequences: defaultdict[int, DrafterSequence] = defaultdict(DrafterSequence)
+        # Whether it has failed at all.
+        self.has_failed = False
         self._has_warned = False
         self.name, self.note = drafter.name, drafter.note
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.draws_tokens = drafter.is_stepwise, drafter.draws_tokens
         self.has_lookup, self.is_lookup = drafter.has_lookup, drafter.is_lookup
-        # Others are told the tokens of a copy again.
+        # To others the tokens of a copy are committed again.
         self.copies = drafter.can_copy
         self._mark = _mark(drafter)
         # Whether the drafter needs commits: that of plain decoding does not.
-        self.listens = drafter_bound(drafter).max_draft > 0 or bool(self.target_layers)
+        self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
     def __repr__(self) -> str:
         return repr(self._drafter)
 
-    def failure(self, seq: int) -> DrafterFailure | None:
-        """The error that disabled the drafter for a sequence; None while it is enabled."""
-        return self._failures.get(seq) if self._failures else None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the drafter is disabled for any sequence."""
-        return bool(self._failures)
+    def failure(self, seq: int) -> DrafterSequence | None:
+        """What is known of a sequence for which the drafter is disabled; None while it is not."""
+        if not self.has_failed:
+            return None
+        state = self._sequences[seq]
+        return state if state.error is not None else None
 
     def resume_at(self, seq: int, n_keep: int, tokens: Sequence[int]) -> int:
         """How many of the first n_keep tokens the target need not decode again for the drafter."""
-        if seq in self._unbegun:
+        state = self._sequences[seq]
+        if not state.is_begun:
             return n_keep
-        self._failures.pop(seq, None)
-        self._n_foreign[seq] = 0
-        known = self._n_known.setdefault(seq, 0)
+        _enable(state)
+        state.n_foreign = 0
+        known = state.n_known = state.n_known or 0
         if known >= n_keep:
             return self._resume_at(seq, n_keep)
         # A failure may have left it with more tokens than recorded.
@@ -113,15 +113,14 @@ class IsolatedDrafter:
     def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
         """See Drafter.begin_request. What failed in the request before is forgotten."""
         if self.listens:
-            self._failures.pop(seq, None)
-            self._unbegun.discard(seq)
-            self._call(
-                seq,
-                "begin_request",
-                lambda: self._drafter.begin_request(seq, remember=remember, user=user),
-            )
-            if seq in self._failures:
-                self._unbegun.add(seq)
+            state = self._sequences[seq]
+            _enable(state)
+
+            def begin() -> bool:
+                self._drafter.begin_request(seq, remember=remember, user=user)
+                return True
+
+            state.is_begun = self._call(seq, "begin_request", begin) is True
 
     def end_request(self, seq: int) -> None:
         """See Drafter.end_request."""
@@ -135,23 +134,24 @@ class IsolatedDrafter:
     def save(self, seq: int) -> bytes | None:
         """The drafter's state for restore(); None if it has none.
 
-        A drafter without it is told the tokens again, and the target decodes them again where the
-        drafter wants its rows.
+        To a drafter without it the tokens are committed again, and the target decodes them again
+        where the drafter wants its rows.
         """
 
         def save() -> bytes | None:
             state = self._drafter.save(seq)
             return None if state is None else self._mark + bytes(memoryview(state))
 
-        return self._call(seq, "save", save) if seq in self._n_known else None
+        return self._call(seq, "save", save) if self._sequences[seq].n_known is not None else None
 
     def restore(self, seq: int, state: bytes | None, n_tokens: int) -> None:
-        """Restores a state of save(); the drafter is told the tokens again if that fails.
+        """Restores a state of save(); if that fails, the tokens are committed again.
 
         The state of another kind of drafter is not passed on. A state that the drafter refuses is
         not a failure: the tokens are committed again.
         """
-        if state is None or seq in self._unbegun:
+        known = self._sequences[seq]
+        if state is None or not known.is_begun:
             return
 
         def restore() -> int | None:
@@ -163,81 +163,79 @@ class IsolatedDrafter:
                 return None
             return _up_to(n, n_tokens)
 
-        self._failures.pop(seq, None)
-        n = self._call(seq, "restore", restore)
-        if n is not None:
-            self._n_known[seq] = n
-        else:
-            self._n_known.pop(seq, None)
+        _enable(known)
+        known.n_known = self._call(seq, "restore", restore)
 
     def catch_up(self, seq: int, tokens: Sequence[int]) -> None:
         """Commits the tokens that the drafter lacks, after restore() in the middle of a text.
 
         A drafter that wants rows which are gone is disabled until the next prompt.
         """
-        if seq in self._unbegun:
+        state = self._sequences[seq]
+        if not state.is_begun:
             return
-        if self._n_known.get(seq, 0) >= len(tokens) or not self.listens:
-            self._failures.pop(seq, None)
+        if (state.n_known or 0) >= len(tokens) or not self.listens:
+            _enable(state)
         elif self.target_layers:  # a failure of restore() is the reason
-            self._n_known.pop(seq, None)
+            state.n_known = None
         else:
             self.resume_at(seq, len(tokens), tokens)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """See Drafter.truncate."""
         self._call(seq, "truncate", lambda: self._drafter.truncate(seq, n_keep))
-        if seq in self._n_known:
-            self._n_known[seq] = min(self._n_known[seq], n_keep)
+        state = self._sequences[seq]
+        if state.n_known is not None:
+            state.n_known = min(state.n_known, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
         """See Drafter.copy."""
-        self._n_known.pop(to, None)
-        if to in self._unbegun:
+        source, copied = self._sequences[seq], self._sequences[to]
+        copied.n_known = None
+        if not copied.is_begun:
             return
-        self._failures.pop(to, None)
+        _enable(copied)
         if not self.copies:
             self._call(to, "truncate", lambda: self._drafter.truncate(to, 0))
-        elif seq in self._n_known:
+        elif source.n_known is not None:
             self._call(seq, "copy", lambda: self._drafter.copy(seq, to))
-            if seq in self._n_known:
-                self._n_known[to] = self._n_known[seq]
+            copied.n_known = source.n_known
 
     def commit(self, done: Sequence[Committed]) -> None:
         """See Drafter.commit."""
-        known = self._n_known
-        notices = [c for c in done if c.seq in known]
+        notices = [c for c in done if self._sequences[c.seq].n_known is not None]
         if not notices:
             return
-        seqs = [c.seq for c in notices]
         try:
             self._drafter.commit(notices)
         except SequenceErrors as error:
-            self._fail_some("commit", error, seqs)
+            self._fail_some("commit", error, [c.seq for c in notices])
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-            self._fail("commit", error, *seqs)
+            self._fail("commit", error, *(c.seq for c in notices))
         for c in notices:
-            if c.seq in known:
-                known[c.seq] += len(c.tokens)
+            state = self._sequences[c.seq]
+            if state.n_known is not None:
+                state.n_known += len(c.tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request: at most the requested number of ids, all in the vocabulary."""
-        asked = [r for r in requests if r.seq in self._n_known]
+        asked = [r for r in requests if self._sequences[r.seq].n_known is not None]
         drafts: dict[int, Draft] = {}
         if asked:
-            seqs = [r.seq for r in asked]
             try:
-                drafts = dict(zip(seqs, self._drafter.propose(asked), strict=True))
+                answers = zip(asked, self._drafter.propose(asked), strict=True)
+                drafts = {r.seq: draft for r, draft in answers}
             except SequenceErrors as error:
-                self._fail_some("propose", error, seqs)
+                self._fail_some("propose", error, [r.seq for r in asked])
                 drafts = error.drafts
             except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-                self._fail("propose", error, *seqs)
+                self._fail("propose", error, *(r.seq for r in asked))
         return [self._checked(r, drafts.get(r.seq, NO_DRAFT)) for r in requests]
 
     def _checked(self, request: DraftRequest, draft: Draft) -> Draft:
         """The draft, at most as long as it was requested, with ids that exist."""
-        if draft is NO_DRAFT or request.seq not in self._n_known:  # or it has just failed
+        state = self._sequences[request.seq]
+        if draft is NO_DRAFT or state.n_known is None:  # or it has just failed
             return NO_DRAFT
         try:
             if not hasattr(draft, "ids"):
@@ -247,10 +245,10 @@ class IsolatedDrafter:
             # A copy, of ints: the drafter may go on writing to its own list, or it is NumPy's.
             ids = [*map(index, draft.ids)]
             if ids and not 0 <= min(ids) <= max(ids) < self._n_vocab:
-                draft = draft.first(self._n_valid(request.seq, ids))
+                draft = draft.first(self._n_valid(state, ids))
                 ids = ids[: len(draft.ids)]
             if ids:
-                self._n_foreign.pop(request.seq, None)
+                state.n_foreign = None
             p, drawn_from = draft.probabilities, draft.distributions
             if p is not None:
                 p = [min(float(one), 1.0) for one in p]  # of float32, it may be a little more
@@ -270,16 +268,16 @@ class IsolatedDrafter:
             self._fail("propose", error, request.seq)
             return NO_DRAFT
 
-    def _n_valid(self, seq: int, ids: Sequence[int]) -> int:
+    def _n_valid(self, state: DrafterSequence, ids: Sequence[int]) -> int:
         """How many ids there are before one outside of the vocabulary.
 
         Raises if all drafts of the text began with one: the drafter costs as much as it did before,
         and gives nothing.
         """
         n = next(i for i, token in enumerate(ids) if not 0 <= token < self._n_vocab)
-        if not n and seq in self._n_foreign:
-            self._n_foreign[seq] += 1
-            if self._n_foreign[seq] >= _MAX_FOREIGN:
+        if not n and state.n_foreign is not None:
+            state.n_foreign += 1
+            if state.n_foreign >= _MAX_FOREIGN:
                 raise ValueError(
                     f"{_MAX_FOREIGN} drafts, and each began with an id outside of 0 .. "
                     f"{self._n_vocab - 1}, the last one with {ids[0]}: it is made for another "
@@ -289,12 +287,12 @@ class IsolatedDrafter:
 
     def asked_of(self, seq: int, *, asks_model: bool) -> Literal["", "copies", "drafter"]:
         """Who is asked for a draft of a sequence: see Span.asked_of."""
-        if seq not in self._n_known:
+        if self._sequences[seq].n_known is None:
             return ""
         return "drafter" if asks_model or self.is_lookup else "copies"
 
     def _call(self, seq: int, what: str, call: Callable[[], _T]) -> _T | None:
-        if self.failure(seq) is not None:
+        if self._sequences[seq].error is not None:
             return None
         try:
             return call()
@@ -310,20 +308,32 @@ class IsolatedDrafter:
     def _fail(self, what: str, error: Exception, *seqs: int) -> None:
         said = " ".join(str(error).split())[:_MAX_ERROR]
         why = f"failed in {what}(): {type(error).__name__}" + (f": {said}" if said else "")
-        failure = DrafterFailure(f"the drafter {why}", error)
+        self.has_failed = True
         for seq in seqs:
-            self._failures[seq] = failure
-            self._n_known.pop(seq, None)
+            state = self._sequences[seq]
+            state.reason, state.error, state.n_known = f"the drafter {why}", error, None
         if not self._has_warned:
             self._has_warned = True
             # A text without drafts looks like any other. A filter may make the warning an error.
             with contextlib.suppress(UserWarning):
                 warn(
                     f"the drafter {self.name} is disabled until the next prompt of its sequence: "
-                    f"it {why[:_MAX_WARNING]}{failure.place}. The text continues without it. This "
+                    f"it {why[:_MAX_WARNING]}{_place(error)}. The text continues without it. This "
                     "is said once; Llama.generate_steps(...).record.stats.reason_off_error has "
                     "the traceback (docs/drafters.md)"
                 )
+
+
+def _enable(state: DrafterSequence) -> None:
+    """Ends what a failure did."""
+    state.reason, state.error = "", None
+
+
+def _place(error: Exception) -> str:
+    """The innermost line outside of this package that failed; "" where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [frame for frame in frames if _PACKAGE not in Path(frame.filename).parents]
+    return f" ({Path(others[-1].filename).name}, line {others[-1].lineno})" if others else ""
 
 
 def _mark(drafter: Drafter) -> bytes:

@@ -76,13 +76,15 @@ class SpeculativeLoop:
         """The seconds of the last request."""
         return self._run.timing
 
-    def prefill(self, seq: SequenceState, prompt: Sequence[int], *, remember: bool = True) -> None:
+    def prefill(
+        self, state: SequenceState, prompt: Sequence[int], *, remember: bool = True
+    ) -> None:
         """Prepares the sequence for the prompt, and reuses the common prefix it holds.
 
         Afterwards the target's last batch ends with the logits of the prompt's last token.
 
         Args:
-            seq: number of the sequence.
+            state: the sequence.
             prompt: the ids of the prompt.
             remember: whether a drafter may keep the text for later requests.
 
@@ -90,7 +92,7 @@ class SpeculativeLoop:
             ContextFullError: the prompt does not fit the context.
             ArgumentError: the prompt is empty, or an id is outside the vocabulary.
         """
-        run = SequenceRun(seq, prompt, remember=remember)
+        run = SequenceRun(state, prompt, remember=remember)
         self.round.begin(run)
         self._run = run
         while run.n_missing:
@@ -98,7 +100,7 @@ class SpeculativeLoop:
 
     def generate(
         self,
-        seq: SequenceState,
+        state: SequenceState,
         sampler: TokenSampler,
         max_tokens: int,
         observe: RowObserver | None = None,
@@ -108,7 +110,7 @@ class SpeculativeLoop:
         """Generates after prefill(). Closing the generator leaves the sequence consistent.
 
         Args:
-            seq: number of the sequence.
+            state: the sequence.
             sampler: chooses tokens.
             max_tokens: the maximum number of tokens to generate.
             observe: called with each committed token and its row.
@@ -124,7 +126,7 @@ class SpeculativeLoop:
                 1.
         """
         run = self._run
-        if run.state is not seq or run.sampler is not None:
+        if run.state is not state or run.sampler is not None:
             raise ArgumentError(
                 "sequence",
                 problem="is not prepared",
@@ -146,13 +148,13 @@ class SpeculativeLoop:
         self.target.pause_threads()
         yield step
 
-    def fork(self, seq: SequenceState, seq_id: int) -> SequenceState:
+    def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
         """Copies a sequence to another number, so that two texts share a prefix.
 
         Raises:
             ArgumentError: the two numbers are equal, or the context has no such sequence.
         """
-        return self.round.sequences.fork(seq, seq_id)
+        return self.round.sequences.fork(state, seq_id)
 
 
 def _raise_errors(steps: Sequence[tuple[SequenceRun, Step]]) -> None:

@@ -46,7 +46,7 @@ class StoredPrefix:
         key: the settings that it was computed with.
         first: the first position that it holds; a window drops earlier ones.
         memory: the engine's bytes of it.
-        drafter: the drafter's bytes; None if the drafter is told the tokens again.
+        drafter: the drafter's bytes; None if the tokens are committed to it again.
         checkpoints: earlier checkpoints of a recurrent state.
     """
 
@@ -197,44 +197,35 @@ class _Holder:
         )
 
 
-@dataclass(slots=True)
-class _Beginning:
-    """The longest stored or computed prefix of a prompt.
+class HeldSequences:
+    """What the sequences of a context hold between decodes, and the store of what they held.
 
-    Attributes:
-        n: the number of tokens that can be kept.
-        holder, entry: who holds these tokens; both None for the own sequence.
-        n_known: the number of the prompt's tokens that are held anywhere, usable or not.
+    A request begins on the longest prefix of its prompt that any sequence or the store holds. A
+    sequence's content can be rolled back after a failure, copied to another one or to the host's
+    memory, and put away for later prompts.
     """
-
-    n: int
-    holder: _Holder | None = None
-    entry: StoredPrefix | None = None
-    n_known: int = 0
-
-
-class Prefixes:
-    """Finds prefixes of prompts in a context's sequences and in its store."""
 
     def __init__(
         self,
         target: Context,
         rollback: Rollback,
         drafter: IsolatedDrafter,
-        store: PrefixStore | None,
+        store_bytes: int | None,
     ) -> None:
         self._target, self._rollback, self._drafter = target, rollback, drafter
-        self.store = store
+        self.store = None if store_bytes is None else PrefixStore(store_bytes)
         self._holders: dict[int, _Holder] = {}
         self._n_begun = 0
+        # Whether any run may be waiting.
+        self.has_waiting = False
 
     # ---- a request begins
 
     def begin(self, run: SequenceRun, beside: Sequence[SequenceRun] | None = None) -> None:
-        """Copies the longest prefix of a run's prompt to its sequence, or makes the run wait.
+        """Prepares a run's sequence for its prompt, of which it keeps the longest prefix.
 
-        Afterwards the sequence holds what it says, and shares as much of the prompt's beginning as
-        any sequence does.
+        What another sequence or the store holds is copied. Where another run of `beside` reads the
+        same beginning, this one waits.
         """
         state = run.state
         mine = self._holders.get(state.seq_id)
@@ -242,6 +233,7 @@ class Prefixes:
             mine = self._begin_new(run)
         if self.store is not None and len(run.prompt) > MIN_COPIED and run.max_held is None:
             self._bring(mine, run, beside)
+        self._cut_for(run)
 
     def _begin_new(self, run: SequenceRun) -> _Holder:
         state, key = run.state, self._key(run.adapters)
@@ -262,45 +254,47 @@ class Prefixes:
         is_known = holder is not None and holder.state is state
         return holder.key if holder is not None and is_known else self._key(state.adapters)
 
-    def hold(self, state: SequenceState) -> None:
-        """Notes the content of a loaded sequence."""
-        self._holders[state.seq_id] = _Holder(state, self._key(state.adapters))
-
     def _bring(self, mine: _Holder, run: SequenceRun, beside: Sequence[SequenceRun] | None) -> None:
         state, wanted = run.state, run.prompt[:-1]
         n_common_own = n_own = n_common(state.tokens[: state.n_decoded], wanted)
         if not self._rollback.is_cut:
             n_own = self._reach_of(state, n_own)
-        best = self._best(mine, wanted, n_own)
-        n_known = max(best.n_known, n_common_own)
+        n_best, source, n_known = self._best(mine, wanted, n_own)
+        n_known = max(n_known, n_common_own)
         if state.n_decoded - n_own >= MIN_TOKENS:
             self.shelve(state)
-        if best.n > n_own:
-            self._adopt(mine, best)
-        self._wait(mine, wanted, max(best.n, n_own), beside)
+        if source is not None:
+            self._adopt(mine, source, n_best)
+        self._wait(mine, wanted, n_best, beside)
         is_waiting = mine.source is not None
-        if not (is_waiting or self._rollback.is_cut) and n_known >= best.n + MIN_TOKENS:
+        if not (is_waiting or self._rollback.is_cut) and n_known >= n_best + MIN_TOKENS:
             run.borders.add(n_known)  # the next one can begin here
 
-    def _best(self, mine: _Holder, wanted: Sequence[int], n_own: int) -> _Beginning:
-        """Finds the longest prefix of a prompt, in its own sequence first."""
-        best = _Beginning(n_own)
+    def _best(
+        self, mine: _Holder, wanted: Sequence[int], n_own: int
+    ) -> tuple[int, _Holder | StoredPrefix | None, int]:
+        """The longest prefix of a prompt that can be kept, and who holds it.
+
+        Who is None for its own sequence. And how many of the prompt's tokens are held anywhere,
+        usable or not.
+        """
+        n_best, n_known = n_own, 0
+        source: _Holder | StoredPrefix | None = None
         for holder in self._others(mine):
             n = n_common(holder.state.tokens[: holder.state.n_decoded], wanted)
-            best.n_known = max(best.n_known, n)
+            n_known = max(n_known, n)
             least = n_own + max(MIN_COPIED, holder.state.n_decoded // _COPIED_PART)
             if n < least or not self._can_copy:
                 continue
             n = self._reach_of(holder.state, n)
-            if n >= least and n > best.n:
-                best.n, best.holder = n, holder
+            if n >= least and n > n_best:
+                n_best, source = n, holder
         assert self.store is not None
-        ids = as_ids(wanted)
-        entry, n, n_known = self.store.closest(ids, mine.key, self._reach_of_entry)
-        best.n_known = max(best.n_known, n_known)
-        if entry is not None and n > best.n and n >= n_own + MIN_TOKENS:
-            best.n, best.holder, best.entry = n, None, entry
-        return best
+        entry, n, n_stored = self.store.closest(as_ids(wanted), mine.key, self._reach_of_entry)
+        n_known = max(n_known, n_stored)
+        if entry is not None and n > n_best and n >= n_own + MIN_TOKENS:
+            return n, entry, n_known
+        return n_best, source, n_known
 
     def _others(self, mine: _Holder) -> list[_Holder]:
         """The other sequences with the same settings; not those that were renumbered."""
@@ -330,36 +324,33 @@ class Prefixes:
 
     # ---- copies
 
-    def _adopt(self, mine: _Holder, best: _Beginning) -> None:
+    def _adopt(self, mine: _Holder, source: _Holder | StoredPrefix, n: int) -> None:
         """Copies a prefix into a sequence; empties the sequence if that fails."""
         state, memory, drafter = mine.state, self._target.memory, self._drafter
         seq = state.seq_id
         # First: an interrupt in the middle leaves a sequence that says it holds nothing.
         self._empty(state)
         try:
-            if best.holder is not None:
-                source = best.holder.state
-                tokens = source.tokens[: source.n_decoded]
+            if isinstance(source, _Holder):
+                other = source.state
+                tokens = other.tokens[: other.n_decoded]
                 if self._rollback.is_cut:
-                    memory.copy(source.seq_id, seq)
+                    memory.copy(other.seq_id, seq)
                 else:  # sharing a cell, neither could go back
-                    memory.copy_in(seq, memory.copy_out(source.seq_id))
-                self._rollback.fork(source.seq_id, seq)
-                drafter.copy(source.seq_id, seq)
-            elif best.entry is not None:
-                entry, store = best.entry, self.store
-                assert store is not None
-                tokens = entry.tokens.tolist()
-                memory.copy_in(seq, entry.memory)
-                self._rollback.take_over(seq, entry.checkpoints)
-                # It knows the pending token of its text too, which is not among these.
-                drafter.restore(seq, entry.drafter, len(tokens) + 1)
-                if best.n == entry.n_tokens:
-                    store.remove(entry)  # the sequence continues with all of it
-                else:
-                    store.touch(entry)
+                    memory.copy_in(seq, memory.copy_out(other.seq_id))
+                self._rollback.fork(other.seq_id, seq)
+                drafter.copy(other.seq_id, seq)
             else:
-                return
+                tokens = source.tokens.tolist()
+                memory.copy_in(seq, source.memory)
+                self._rollback.take_over(seq, source.checkpoints)
+                # It knows the pending token of its text too, which is not among these.
+                drafter.restore(seq, source.drafter, len(tokens) + 1)
+                assert self.store is not None
+                if n == source.n_tokens:
+                    self.store.remove(source)  # the sequence continues with all of it
+                else:
+                    self.store.touch(source)
         except PyllamaSpecError:
             self._empty(state)
             return
@@ -402,10 +393,6 @@ class Prefixes:
             return
         store.add(StoredPrefix(tokens, key, first, memory, drafter, checkpoints))
 
-    def forget(self, seq: int) -> None:
-        """Notes that a sequence is empty."""
-        self._holders.pop(seq, None)
-
     def clear(self) -> None:
         """Drops all content that no sequence holds."""
         if self.store is not None:
@@ -433,11 +420,7 @@ class Prefixes:
                     n_best, mine.source = n, holder
         if mine.source is not None and mine.source.run is not None:
             mine.source.run.borders.add(n_best)
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether any run may be waiting."""
-        return any(holder.source is not None for holder in self._holders.values())
+            self.has_waiting = True
 
     def due(self, runs: Sequence[SequenceRun]) -> list[SequenceRun]:
         """The runs of a round that have waited long enough and need begin() again.
@@ -456,6 +439,7 @@ class Prefixes:
             if not is_coming:
                 mine.source = None
                 out.append(run)
+        self.has_waiting = any(holder.source is not None for holder in self._holders.values())
         return out
 
     def is_waiting(self, run: SequenceRun) -> bool:
@@ -463,22 +447,9 @@ class Prefixes:
         holder = self._holders.get(run.seq_id)
         return holder is not None and holder.run is run and holder.source is not None
 
+    # ---- a sequence between decodes
 
-class HeldSequences:
-    """The sequences of a context between decodes.
-
-    A request begins on what its sequence holds of the prompt. A sequence's content can be rolled
-    back after a failure, copied to another one or to the host's memory, and put away for later
-    prompts.
-    """
-
-    def __init__(
-        self, target: Context, rollback: Rollback, drafter: IsolatedDrafter, prefixes: Prefixes
-    ) -> None:
-        self._target, self._rollback = target, rollback
-        self._drafter, self._prefixes = drafter, prefixes
-
-    def cut_for(self, run: SequenceRun) -> None:
+    def _cut_for(self, run: SequenceRun) -> None:
         """Cuts a run's sequence at the first token that differs from the prompt."""
         prompt, state = run.prompt, run.state
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
@@ -502,21 +473,20 @@ class HeldSequences:
     def recover(self, state: SequenceState) -> None:
         """Restores memory and drafter to a sequence's committed tokens, after an interruption."""
         self._rollback.recover(state)
-        # The drafter knows the pending token too, and is not told again; of a prompt it knows less,
-        # and it is told again of text that the memory has lost.
+        # The drafter keeps the pending token, which is not committed again; of a prompt it knows
+        # less, and text that the memory has lost is committed again.
         n_keep = state.n_decoded
         is_whole = 0 < n_keep == len(state.tokens) - 1
         self._drafter.truncate(state.seq_id, n_keep + is_whole)
 
     def forget(self, state: SequenceState) -> None:
         """Empties a sequence in the target's memory and in the drafter."""
-        self._prefixes.forget(state.seq_id)
-        self._rollback.forget(state)
-        self._drafter.truncate(state.seq_id, 0)
+        self._holders.pop(state.seq_id, None)
+        self._empty(state)
 
     def put_away(self, state: SequenceState) -> None:
         """Empties a sequence, and stores a copy for later prompts with the same prefix."""
-        self._prefixes.shelve(state)
+        self.shelve(state)
         self.forget(state)
 
     def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
@@ -524,7 +494,7 @@ class HeldSequences:
         if seq_id == state.seq_id:
             raise ArgumentError("sequence", seq_id, problem="cannot be copied onto itself")
         memory = self._target.memory
-        self._prefixes.forget(seq_id)
+        self._holders.pop(seq_id, None)
         memory.remove(seq_id)
         memory.copy(state.seq_id, seq_id)
         self._rollback.fork(state.seq_id, seq_id)
@@ -544,11 +514,10 @@ class HeldSequences:
     def restore(self, state: SequenceState, saved: SavedSequence) -> None:
         """Restores a copy of save(), of this or another sequence."""
         self.forget(state)
-        state.n_given = None
         if saved.n_decoded:
             self._target.memory.restore(state.seq_id, saved.memory)
         state.tokens[:] = saved.tokens
         state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
         state.adapters = saved.adapters
         self._drafter.restore(state.seq_id, saved.drafter, len(saved.tokens))
-        self._prefixes.hold(state)
+        self._holders[state.seq_id] = _Holder(state, self._key(state.adapters))

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler, sample_and_match
+from pyllama_spec.speculative.acceptance import RowObserver
 
 # The distributions from which a draft's tokens were drawn; None for other drafts.
 DrawnFrom = Sequence[Distribution] | None
@@ -110,20 +110,3 @@ class RejectionSampling:
     def close(self) -> None:
         """Frees the sampler of the drafts."""
         self.draws.close()
-
-
-def accept(
-    sampler: TokenSampler,
-    rejection: RejectionSampling | None,
-    target: Context,
-    row: int,
-    draft: Sequence[int],
-    drawn_from: DrawnFrom,
-    out: list[int],
-    observe: RowObserver | None,
-) -> None:
-    """Uses rejection sampling for a drawn draft, else sample_and_match()."""
-    if rejection is None or drawn_from is None:
-        sample_and_match(sampler, target, row, draft, out, observe)
-    else:
-        rejection.accept(target, row, draft, drawn_from, out, observe)

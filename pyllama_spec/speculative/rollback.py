@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import PyllamaSpecError, UnsupportedError
-from pyllama_spec.speculative.draft_bound import SNAPSHOTS
 from pyllama_spec.speculative.sequence import SequenceState
 
+SNAPSHOTS = "the number of snapshots of the target's state"
 # Fewer tokens are read again rather than copied for.
 _MIN_PART = 64
 # The number of borders that a sequence keeps: places where other prompts differ.
@@ -131,6 +131,8 @@ _MIN_BATCH = 3
 class Rollback:
     """The rollback of a memory of positions: any number of last tokens.
 
+    Of sliding-window layers the window before a position must be complete.
+
     Attributes:
         max_draft: the maximum number of tokens that can be rolled back after a round; None for any
             number.
@@ -154,13 +156,14 @@ class Rollback:
     goes_alone = False
     is_cut = True
     can_pad = True
-    can_fill = True
 
     def __init__(self, target: Context) -> None:
         self._target = target
         # Of a memory that forgets what leaves its windows a saved copy has the last window alone,
         # at other places, where sums are made in another order.
-        self.saves_whole = target.params.swa_full or target.model.info.n_swa == 0
+        self._n_swa = target.model.info.n_swa
+        self.saves_whole = target.params.swa_full or self._n_swa == 0
+        self.can_fill = self.is_cut and self.saves_whole
 
     def prepare(self, states: Sequence[SequenceState]) -> None:
         """Called before a decode of which some tokens may be rolled back."""
@@ -194,7 +197,7 @@ class Rollback:
 
     def _is_whole(self, first: int, n_keep: int) -> bool:
         """Whether the content from position `first` on is enough to continue at n_keep."""
-        return first == 0
+        return first == 0 or (self._n_swa > 0 and first <= n_keep - self._n_swa)
 
     def reach(self, first: int, n_decoded: int, n: int, checkpoints: Sequence[Checkpoint]) -> int:
         """The number of the first n tokens that a copy of a sequence can keep."""
@@ -230,22 +233,10 @@ class Rollback:
         """Called after a sequence was copied in the memory."""
 
 
-class WindowRollback(Rollback):
-    """The rollback of sliding-window layers: the window before a position must be complete."""
-
-    def __init__(self, target: Context) -> None:
-        super().__init__(target)
-        self.can_fill = target.params.swa_full
-
-    def _is_whole(self, first: int, n_keep: int) -> bool:
-        return first == 0 or first <= n_keep - self._target.model.info.n_swa
-
-
 class StateRollback(Rollback):
     """The rollback of a recurrent state, which recomputes from a checkpoint where it must."""
 
     is_cut = False
-    can_fill = False
 
     def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
         super().__init__(target)
@@ -389,6 +380,4 @@ def rollback_of(target: Context) -> Rollback:
     info = target.model.info
     if info.has_recurrent_state:
         return SnapshotRollback(target) if target.n_rs_seq else ReplayRollback(target)
-    if info.n_swa > 0:
-        return WindowRollback(target)
     return Rollback(target)

@@ -10,7 +10,7 @@ Round.step() is one round. In its order:
                               scheduler.set_lengths: how much of each draft is verified
     scheduler.decodes         which sequences share a decode of the target
     _decode                   one batch: prompts' parts, and [pending] + draft of each sequence
-    _commit                   behind each decode, for each sequence:
+    _commit                   after each decode, for each sequence:
       _accept                 sample_and_match(), the target's own choice at each row, or
                               RejectionSampling.accept(), for what a draft has drawn; then
                               rollback.undo removes the rejected tokens
@@ -28,28 +28,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from pyllama_spec.drafters.base import Committed, Draft, Drafter
+from pyllama_spec.drafters.base import Committed, Drafter
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
     ContextFullError,
     PyllamaSpecError,
 )
-from pyllama_spec.speculative.controller.base import (
-    NO_GAIN,
-    Controller,
-    ControllerLimits,
-    Span,
-    Spent,
-)
-from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound
+from pyllama_spec.speculative.acceptance import sample_and_match
+from pyllama_spec.speculative.controller.base import Controller, Span
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
-from pyllama_spec.speculative.prefixes import HeldSequences, Prefixes, PrefixStore
-from pyllama_spec.speculative.rejection import DrawnFrom, accept
+from pyllama_spec.speculative.prefixes import HeldSequences
+from pyllama_spec.speculative.rejection import DrawnFrom
 from pyllama_spec.speculative.rollback import rollback_of
-from pyllama_spec.speculative.scheduler import Decode, Limits, PromptPace, Scheduler, verify_width
+from pyllama_spec.speculative.scheduler import Scheduler
 from pyllama_spec.speculative.sequence import (
     Adapters,
     SavedSequence,
@@ -80,8 +73,8 @@ class Round:
             that Ctrl-C is answered within one.
         max_stepwise: read prompts with at most this many tokens left one token a round, beside the
             other sequences (Limits.max_stepwise).
-        store: keeps beginnings of prompts that no sequence holds any more; None to reuse only the
-            run's own sequence.
+        store_bytes: the size of the store for beginnings of prompts that no sequence holds any
+            more; None to reuse only the run's own sequence.
 
     Attributes:
         sequences: the contents of the context's sequences: copies, cuts and stores them.
@@ -104,66 +97,25 @@ class Round:
         max_rows: int | None = None,
         max_chunk: int | None = None,
         max_stepwise: int = 0,
-        store: PrefixStore | None = None,
+        store_bytes: int | None = None,
     ) -> None:
         _check_attachable(drafter, target)
         drafter.attach(target)  # before its numbers are read: it may learn some of the target
-        bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
         self.rollback = rollback_of(target)
-        self.prefixes = Prefixes(target, self.rollback, self.drafter, store)
-        self.sequences = HeldSequences(target, self.rollback, self.drafter, self.prefixes)
-        limits = self._limits(bound, max_rows, max_chunk, max_stepwise)
-        self.max_draft, self.max_draft_reason = limits.draft_bound
-        is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
-        pace = PromptPace(limits.max_chunk) if is_paced else None
-        self.scheduler = Scheduler(limits, controller, pace)
-        told = ControllerLimits(
-            limits.max_draft,
-            self.drafter.is_stepwise,
-            self.drafter.has_lookup,
-            is_padded=limits.has_streams or limits.needs_equal_rows,
-            max_rows=limits.width,
-            step_share=drafter.step_share,
-        )
-        self.scheduler.controller.attach(told)
+        self.sequences = HeldSequences(target, self.rollback, self.drafter, store_bytes)
+        self.scheduler = Scheduler.of(
+            target, self.rollback, drafter, controller, n_draft=n_draft, max_rows=max_rows,
+            max_chunk=max_chunk, max_stepwise=max_stepwise,
+        )  # fmt: skip
+        self.max_draft, self.max_draft_reason = self.scheduler.limits.draft_bound
         self._batch = TargetBatch(target)
         self.decode_counts = self._batch.counts
         # The runs of the round that is being computed, by sequence.
         self._runs: dict[int, SequenceRun] = {}
         # The run whose prompt the last batch ended with and that has not drawn its token yet.
         self._ready: list[SequenceRun] = []
-
-    def _limits(
-        self, bound: DraftBound, max_rows: int | None, max_chunk: int | None, max_stepwise: int
-    ) -> Limits:
-        """The limits of the context, its memory and the caller."""
-        target, params, rollback = self.target, self.target.params, self.rollback
-        is_parallel = params.n_seq_max > 1
-        if max_rows is None:
-            max_rows = target.exact_rows if target.exact_rows > 1 else FEW_ROWS
-        if max_chunk is None:
-            max_chunk = min(target.n_batch, target.n_ubatch)
-        n_outputs = min(target.n_batch, params.n_outputs_max or target.n_batch)
-        width = verify_width(max_rows, n_outputs, target.n_batch)
-        n, why = rollback.max_draft, rollback.max_draft_reason
-        bound = draft_bound(bound, n_snapshots=n, snapshots=why, n_rows=width)
-        return Limits(
-            n_ctx=target.n_ctx_seq,
-            n_batch=target.n_batch,
-            n_outputs=n_outputs,
-            draft_bound=bound,
-            max_rows=max_rows,
-            max_chunk=max_chunk,
-            max_stepwise=max_stepwise,
-            mixes_prompts=is_parallel and params.kv_unified and rollback.is_cut,
-            has_streams=is_parallel and not params.kv_unified and rollback.can_pad,
-            needs_equal_rows=rollback.needs_equal_rows,
-            keeps_whole=rollback.keeps_whole,
-            goes_alone=rollback.goes_alone,
-            can_fill=rollback.can_fill,
-        )
 
     # ---- a request begins
 
@@ -188,8 +140,7 @@ class Round:
             run.stats.note_off(_NEVER.format(self.max_draft_reason), is_plain=False)
         self.scheduler.begin(run)
         self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
-        self.prefixes.begin(run)
-        self.sequences.cut_for(run)
+        self.sequences.begin(run)
         run.timing.prompt_s += perf_counter() - start
 
     def settle_acceptance(self, run: SequenceRun) -> None:
@@ -209,15 +160,15 @@ class Round:
             ArgumentError: see HeldSequences.restore().
         """
         state = run.state
-        self.prefixes.shelve_held(seq_id, unless=state)
+        self.sequences.shelve_held(seq_id, unless=state)
         self.drafter.begin_request(seq_id, remember=run.remember, user=run.user)
         state.seq_id = seq_id
         self.sequences.restore(state, saved)
         self.scheduler.begin(run)
         # It knows the pending token too, of a text that is being generated and not read again.
         is_whole = run.n_generated and not run.n_missing
-        n_told = len(state.tokens) if is_whole else state.n_decoded
-        self.drafter.catch_up(seq_id, state.tokens[:n_told])
+        n_known = len(state.tokens) if is_whole else state.n_decoded
+        self.drafter.catch_up(seq_id, state.tokens[:n_known])
 
     # ---- a round
 
@@ -271,12 +222,11 @@ class Round:
 
     def _without_waiting(self, runs: Sequence[SequenceRun]) -> Sequence[SequenceRun]:
         """The runs without those that wait for another run to read their prefix."""
-        if not self.prefixes.has_waiting:
+        if not self.sequences.has_waiting:
             return runs
-        for run in self.prefixes.due(runs):
-            self.prefixes.begin(run, runs)
-            self.sequences.cut_for(run)
-        return [run for run in runs if not self.prefixes.is_waiting(run)]
+        for run in self.sequences.due(runs):
+            self.sequences.begin(run, runs)
+        return [run for run in runs if not self.sequences.is_waiting(run)]
 
     def _compute(
         self, spans: Sequence[Span], start: float, out: Ended
@@ -296,7 +246,7 @@ class Round:
                     decode_s, commit_s = self._decode(decode, out)
                     verify_s += decode_s
                     draft_s += commit_s
-                    if pace and decode_s and (n := decode.spans[0].n_prompt) > 1:
+                    if pace and decode_s and (n := decode[0].n_prompt) > 1:
                         pace.learn(n, decode_s + commit_s)
         except BaseException:
             for span in spans:
@@ -323,11 +273,9 @@ class Round:
         for span in spans:
             forced = self._runs[span.seq].forced
             if forced is not None and span.max_draft:
-                # No drafter is asked for it, and no controller weighs it.
                 ids = tuple(forced(span.max_draft))
                 if ids:
-                    span.draft = Draft(ids)
-                    span.verify(len(ids))
+                    span.force(ids)
         self.scheduler.decide(spans)
 
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
@@ -357,19 +305,19 @@ class Round:
                 span.draft = draft
         self.scheduler.set_lengths(spans)
 
-    def _decode(self, decode: Decode, out: Ended) -> tuple[float, float]:
+    def _decode(self, spans: Sequence[Span], out: Ended) -> tuple[float, float]:
         """Runs one decode of the target, and settles it.
 
         Returns:
             The seconds of the target and of the drafter after it; none of a failed decode.
         """
         self._forget_rows()
-        spans, runs = decode.spans, self._runs
+        runs = self._runs
         begun = perf_counter()
         try:
             self.use_adapters(runs[spans[0].seq].adapters)
             self.rollback.prepare([runs[s.seq].state for s in spans if s.n_verified or s.n_pad])
-            self._batch.compute(decode, runs)
+            self._batch.compute(spans, runs)
         except ContextFullError as error:
             # In a memory that sequences share one may leave no room for the others: each by itself.
             if len(spans) == 1:
@@ -391,8 +339,8 @@ class Round:
         """Decodes each span alone; see _decode()."""
         decode_s = commit_s = 0.0
         for span in spans:
-            span.n_pad = 0
-            seconds = self._decode(Decode([span]), out)
+            span.n_pad = span.n_gap = 0
+            seconds = self._decode((span,), out)
             decode_s += seconds[0]
             commit_s += seconds[1]
         return decode_s, commit_s
@@ -525,7 +473,10 @@ class Round:
         sampler, target = run.sampler, self.target
         assert sampler is not None
         try:
-            accept(sampler, run.rejection, target, row, ids, drawn_from, tokens, run.observe)
+            if run.rejection is None or drawn_from is None:
+                sample_and_match(sampler, target, row, ids, tokens, run.observe)
+            else:
+                run.rejection.accept(target, row, ids, drawn_from, tokens, run.observe)
         except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
             run.error = error
             return tokens, error
@@ -556,19 +507,15 @@ class Round:
         self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
     ) -> None:
         """Tells the controller a round's times and tokens; records why drafts are disabled."""
-        is_pure = not any(span.n_prompt for span in spans)
-        spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
-        learnt = self.scheduler.learn(spans, spent)
+        learnt = self.scheduler.learn(spans, propose_s, verify_s, round_s)
         share_s = propose_s / max(len(learnt), 1)
-        if len(learnt) < len(spans):  # else the controller decided on all of them
-            learnt += [(span, NO_GAIN) for span in spans if span.is_forced]
         for span, gain in learnt:
             if span.tokens:
                 self._runs[span.seq].stats.count_span(span, gain, share_s)
-        controller = self.scheduler.controller
+        controller, has_failed = self.scheduler.controller, self.drafter.has_failed
         for span in spans:
-            # A failure of the drafter has said so already.
-            if self.drafter.failure(span.seq) is None:
+            # A failure of the drafter is recorded already.
+            if not has_failed or self.drafter.failure(span.seq) is None:
                 run = self._runs[span.seq]
                 reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
                 is_asked = span.asked_of == "drafter" and not span.is_retry

@@ -1,4 +1,4 @@
-"""Plans a round as pure policy: no engine, no user code, no statistics.
+"""Plans a round as pure policy: no decode, no user code, no statistics.
 
 The scheduler reads counts and answers with counts. plan() says which sequences take part, how much
 of a prompt each reads and how many tokens each may draft; decodes() says, once the drafts are
@@ -16,19 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import pairwise, repeat
+from typing import NamedTuple
 
-from pyllama_spec.drafters.base import DraftRequest, TokenView
+from pyllama_spec.drafters.base import Drafter, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
+from pyllama_spec.engine import Context
+from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     Controller,
+    ControllerLimits,
     DraftGain,
     FixedLength,
     Span,
     Spent,
 )
-from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
+from pyllama_spec.speculative.rollback import SNAPSHOTS, Rollback
 from pyllama_spec.speculative.sequence import SequenceRun
 
 # How long generating requests may pause for another request's prompt.
@@ -92,6 +97,54 @@ def verify_width(max_rows: int, n_outputs: int, n_batch: int) -> int:
     return max(min(max_rows, n_outputs, n_batch), 1)
 
 
+_ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or max_rows)"
+
+
+class DraftBound(NamedTuple):
+    """The maximum number of tokens that a sequence may draft in a round."""
+
+    max_draft: int
+    reason: str
+
+
+def drafter_bound(drafter: Drafter) -> DraftBound:
+    """The drafter's own maximum, which a user may have set."""
+    what = f"the drafter {drafter.name} cannot be used: max_draft"
+    return DraftBound(count(drafter.max_draft, what, 0), "max_draft of the drafter")
+
+
+def draft_bound(
+    bound: DraftBound,
+    *,
+    n_draft: int | None = None,
+    n_snapshots: int | None = None,
+    snapshots: str = SNAPSHOTS,
+    n_rows: int | None = None,
+    n_seqs: int = 1,
+    n_left: int | None = None,
+    n_free: int | None = None,
+) -> DraftBound:
+    """The smallest of the given bounds; the first of equal ones.
+
+    n_snapshots and snapshots hold as long as a context is open, n_seqs, n_left and n_free for one
+    round.
+    """
+    max_draft, reason = bound
+    if n_draft is not None and (n := count(n_draft, "n_draft", 0)) < max_draft:
+        max_draft, reason = n, "n_draft"
+    if n_snapshots is not None and n_snapshots < max_draft:
+        max_draft, reason = n_snapshots, snapshots
+    if n_rows is not None and n_rows // n_seqs <= max_draft:
+        max_draft, reason = n_rows // n_seqs - 1, _ROWS
+    if n_left is not None and n_left <= max_draft:
+        max_draft, reason = n_left - 1, "max_tokens"
+    if n_free is not None and n_free <= max_draft:
+        max_draft, reason = n_free - 1, "the room in the context"
+    if max_draft == bound.max_draft:
+        return bound
+    return DraftBound(max(max_draft, 0), reason)
+
+
 NO_DRAFTS = DraftBound(0, "nothing is drafted")
 
 
@@ -132,6 +185,43 @@ class Limits:
     goes_alone: bool = False
     can_fill: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        target: Context,
+        rollback: Rollback,
+        bound: DraftBound,
+        max_rows: int | None,
+        max_chunk: int | None,
+        max_stepwise: int,
+    ) -> Limits:
+        """The limits of a context, its memory, its drafter and the caller."""
+        params = target.params
+        is_parallel = params.n_seq_max > 1
+        if max_rows is None:
+            max_rows = target.exact_rows if target.exact_rows > 1 else FEW_ROWS
+        if max_chunk is None:
+            max_chunk = min(target.n_batch, target.n_ubatch)
+        n_outputs = min(target.n_batch, params.n_outputs_max or target.n_batch)
+        width = verify_width(max_rows, n_outputs, target.n_batch)
+        n, why = rollback.max_draft, rollback.max_draft_reason
+        bound = draft_bound(bound, n_snapshots=n, snapshots=why, n_rows=width)
+        return cls(
+            n_ctx=target.n_ctx_seq,
+            n_batch=target.n_batch,
+            n_outputs=n_outputs,
+            draft_bound=bound,
+            max_rows=max_rows,
+            max_chunk=max_chunk,
+            max_stepwise=max_stepwise,
+            mixes_prompts=is_parallel and params.kv_unified and rollback.is_cut,
+            has_streams=is_parallel and not params.kv_unified and rollback.can_pad,
+            needs_equal_rows=rollback.needs_equal_rows,
+            keeps_whole=rollback.keeps_whole,
+            goes_alone=rollback.goes_alone,
+            can_fill=rollback.can_fill,
+        )
+
     @property
     def width(self) -> int:
         """The maximum number of rows of a verify batch."""
@@ -141,15 +231,6 @@ class Limits:
     def max_draft(self) -> int:
         """The maximum number of drafted tokens per sequence, in any round."""
         return self.draft_bound.max_draft
-
-
-@dataclass(slots=True, eq=False)
-class Decode:
-    """The spans and padding of one target decode."""
-
-    spans: Sequence[Span]
-    fill: Sequence[int] = ()
-    n_fill: int = 0
 
 
 class Scheduler:
@@ -171,6 +252,36 @@ class Scheduler:
         self.controller = FixedLength() if controller is None else controller
         self.controller_name = self.controller.name
         self._width = limits.width
+
+    @classmethod
+    def of(
+        cls,
+        target: Context,
+        rollback: Rollback,
+        drafter: Drafter,
+        controller: Controller | None,
+        *,
+        n_draft: int | None,
+        max_rows: int | None,
+        max_chunk: int | None,
+        max_stepwise: int,
+    ) -> Scheduler:
+        """The scheduler of a context, whose controller knows its limits; see Round."""
+        bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
+        limits = Limits.of(target, rollback, bound, max_rows, max_chunk, max_stepwise)
+        is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
+        out = cls(limits, controller, PromptPace(limits.max_chunk) if is_paced else None)
+        out.controller.attach(
+            ControllerLimits(
+                limits.max_draft,
+                drafter.is_stepwise,
+                drafter.has_lookup,
+                is_padded=limits.has_streams or limits.needs_equal_rows,
+                max_rows=limits.width,
+                step_share=drafter.step_share,
+            )
+        )
+        return out
 
     def begin(self, run: SequenceRun) -> None:
         """Tells the controller that a text begins, or continues after pause()."""
@@ -232,18 +343,24 @@ class Scheduler:
             # text's distribution.
             span.verify(n if span.draft.distributions is None else len(span.draft.ids))
 
-    def learn(self, spans: Iterable[Span], spent: Spent) -> list[tuple[Span, DraftGain]]:
+    def learn(
+        self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
+    ) -> list[tuple[Span, DraftGain]]:
         """Reports the outcome of a round to the controller.
 
         Returns:
-            The spans that the controller decided on, with its expected gains.
+            The spans that the controller decided on, with its expected gains; then forced text.
         """
         decided = [span for span in spans if span.decision is not None]
-        if not decided:
-            return []
-        return list(
-            zip(decided, self.controller.learn(decided, spent) or repeat(NO_GAIN), strict=False)
-        )
+        learnt: list[tuple[Span, DraftGain]] = []
+        if decided:
+            is_pure = len(decided) == len(spans) or not any(span.n_prompt for span in spans)
+            spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
+            gains = self.controller.learn(decided, spent) or repeat(NO_GAIN)
+            learnt += zip(decided, gains, strict=False)
+        if len(decided) < len(spans):
+            learnt += [(span, NO_GAIN) for span in spans if span.is_forced]
+        return learnt
 
     def _text_span(self, run: SequenceRun, n_seqs: int) -> Span:
         """The span of a sequence that verifies beside n_seqs - 1 others with equal draft limits."""
@@ -290,23 +407,25 @@ class Scheduler:
         n_over = run.n_passed if run.n_passed >= _MAX_PASSED else 0
         return -n_over, run.n_missing > self.limits.max_chunk
 
-    def decodes(self, spans: Sequence[Span]) -> list[Decode]:
-        """The decodes of a round, in order."""
+    def decodes(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
+        """The spans of each decode of a round, in order."""
         if len(spans) == 1:
-            return [Decode(spans)]
+            return (spans,)
         limits = self.limits
         if limits.mixes_prompts:
             # In one physical batch: in a shared cache a sliding window could lose what it needs to
             # go back, if a second one found the first one's drafts there.
-            return [Decode(part) for part in self._packed(spans, limits.max_chunk, limits.width)]
+            return self._packed(spans, limits.max_chunk, limits.width)
         rows = sorted((s for s in spans if s.n_rows <= 1 or not s.n_prompt), key=_seq_id)
-        out = [Decode([span]) for span in spans if span.n_prompt > 1]
+        out = [[span] for span in spans if span.n_prompt > 1]
         if limits.goes_alone and any(span.n_verified for span in rows):
-            return [*(Decode([span]) for span in rows), *out]
+            return [*([span] for span in rows), *out]
         parts = self._packed(rows, limits.width, limits.width)
         if limits.needs_equal_rows and any(span.n_verified for span in rows):
             parts = [piece for part in parts for piece in self._neighbours(part)]
-        return [*(self._evened(part) for part in parts), *out]
+        for part in parts:
+            self._even(part)
+        return [*parts, *out]
 
     def _packed(self, spans: Sequence[Span], n_rows: int, n_outputs: int) -> list[list[Span]]:
         """Packs spans into decodes of limited tokens and limited tokens with logits."""
@@ -344,29 +463,26 @@ class Scheduler:
     def _has_room(self, span: Span, n_rows: int) -> bool:
         return span.n_past + n_rows <= self.limits.n_ctx
 
-    def _evened(self, spans: list[Span]) -> Decode:
-        """A decode whose rows are padded to equal lengths where that saves time."""
+    def _even(self, spans: list[Span]) -> None:
+        """Pads the rows of a decode to equal lengths where that saves time."""
         limits = self.limits
         ids, rows = [span.seq for span in spans], [span.n_rows for span in spans]
         longest, n_span = max(rows), ids[-1] - ids[0] + 1
-        can_pad = all(self._has_room(span, longest) for span in spans)
-        if len(spans) == 1 or not can_pad:
-            return Decode(spans)
+        if len(spans) == 1 or not all(self._has_room(span, longest) for span in spans):
+            return
         if limits.needs_equal_rows:
             _pad(spans, longest)
-            return Decode(spans)
-        if not limits.has_streams:
-            return Decode(spans)
-        plain = _PASS_ROWS * n_passes(ids, rows, limits.keeps_whole) + sum(rows)
-        padded = _PASS_ROWS * n_passes(ids, [longest] * len(ids)) + longest * len(ids)
-        filled = _PASS_ROWS + longest * n_span
-        can_fill = limits.can_fill and longest * n_span <= limits.width
-        if can_fill and n_span > len(ids) and filled < min(plain, padded):
-            _pad(spans, longest)
-            return Decode(spans, [i for i in range(ids[0], ids[-1]) if i not in ids], longest)
-        if padded < plain and longest * len(ids) <= limits.width:
-            _pad(spans, longest)
-        return Decode(spans)
+        elif limits.has_streams:
+            plain = _PASS_ROWS * n_passes(ids, rows, limits.keeps_whole) + sum(rows)
+            padded = _PASS_ROWS * n_passes(ids, [longest] * len(ids)) + longest * len(ids)
+            filled = _PASS_ROWS + longest * n_span
+            can_fill = limits.can_fill and longest * n_span <= limits.width
+            if can_fill and n_span > len(ids) and filled < min(plain, padded):
+                _pad(spans, longest)
+                for span, after in pairwise(spans):
+                    span.n_gap = after.seq - span.seq - 1
+            elif padded < plain and longest * len(ids) <= limits.width:
+                _pad(spans, longest)
 
 
 def n_passes(ids: Sequence[int], rows: Sequence[int], keeps_whole: bool = False) -> int:

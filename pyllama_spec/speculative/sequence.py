@@ -112,7 +112,7 @@ class SavedSequence(NamedTuple):
     Attributes:
         tokens, n_decoded, n_given, adapters: see SequenceState.
         memory: the engine's bytes; b"" if nothing was decoded.
-        drafter: the drafter's bytes; None if it saved none and is told the tokens again.
+        drafter: the drafter's bytes; None if it saved none: the tokens are committed to it again.
     """
 
     tokens: tuple[int, ...]

@@ -241,14 +241,20 @@ class SpeculationStats:
 
     def count_round(self, span: Span, n_accepted: int) -> None:
         """Counts the proposed, verified and accepted tokens of a round."""
-        n_drafted = span.n_verified
+        n_drafted, n_proposed = span.n_verified, len(span.draft.ids)
         self.rounds += 1
-        self.proposed += len(span.draft.ids)
         self.drafted += n_drafted
         self.accepted += n_accepted
-        if span.draft.ids:
-            counts = SourceCounts(1, len(span.draft.ids), n_drafted, n_accepted)
-            self.by_source.setdefault(source_of(span), SourceCounts()).add(counts)
+        if n_proposed:
+            self.proposed += n_proposed
+            source = source_of(span)
+            counts = self.by_source.get(source)
+            if counts is None:
+                counts = self.by_source[source] = SourceCounts()
+            counts.rounds += 1
+            counts.proposed += n_proposed
+            counts.drafted += n_drafted
+            counts.accepted += n_accepted
         _count_in(self.accepted_histogram, n_accepted)
         _count_in(self.verified_histogram, n_drafted)
 
@@ -502,9 +508,8 @@ def who_drafted(span: Span) -> str:
 
 
 def _count_in(histogram: list[int], value: int, n: int = 1) -> None:
-    missing = value + 1 - len(histogram)
-    if missing > 0:
-        histogram.extend([0] * missing)
+    if value >= len(histogram):
+        histogram += [0] * (value + 1 - len(histogram))
     histogram[value] += n
 
 

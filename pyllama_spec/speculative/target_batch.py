@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyllama_spec.drafters.base import Features
@@ -11,7 +11,6 @@ from pyllama_spec.engine import Batch, Context
 from pyllama_spec.engine.context import LayerRows
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.controller.base import Span
-from pyllama_spec.speculative.scheduler import Decode
 from pyllama_spec.speculative.sequence import SequenceRun
 
 
@@ -35,37 +34,33 @@ class TargetBatch:
         self._filler = target.model.vocab.bos or 0
         self.counts = DecodeCounts()
 
-    def compute(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:
+    def compute(self, spans: Sequence[Span], runs: Mapping[int, SequenceRun]) -> None:
         """Decodes a batch. Rolls back idle sequences that were used for padding."""
         batch = self._batch
         batch.clear()
-        if not decode.fill:
-            for span in decode.spans:
-                self._add(span, runs[span.seq])
-            self._target.decode(batch)
-            self._count(decode, runs)
-            return
-        idle, undo = list(decode.fill), list[tuple[int, int]]()
-        for span in decode.spans:
-            while idle and idle[0] < span.seq:  # ids have to rise
-                undo += self._fill(idle.pop(0), decode.n_fill)
+        undo: list[tuple[int, int]] = []
+        for span in spans:
             self._add(span, runs[span.seq])
+            if span.n_gap:
+                for seq in range(span.seq + 1, span.seq + 1 + span.n_gap):
+                    undo += self._fill(seq, span.n_rows + span.n_pad)
         try:
             self._target.decode(batch)
-            self._count(decode, runs)
+            self._count(spans, runs)
         finally:
             for seq, n in undo:
                 # What stays there is noticed when a request begins on it.
                 with contextlib.suppress(PyllamaSpecError):
                     self._target.memory.rollback(seq, n)
 
-    def _count(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:
+    def _count(self, spans: Sequence[Span], runs: Mapping[int, SequenceRun]) -> None:
         counts = self.counts
         counts.n_decodes += 1
-        counts.n_sequences += len(decode.spans)
-        for span in decode.spans:
+        counts.n_sequences += len(spans)
+        for span in spans:
             n = runs[span.seq].state.n_decoded + (span.n_prompt or 1)
-            counts.max_tokens = max(counts.max_tokens, n)
+            if n > counts.max_tokens:
+                counts.max_tokens = n
 
     def rows(self, layers: tuple[int, ...], span: Span, n: int) -> Features:
         """The first n rows of a span for each of some layers; () for none."""

@@ -2,11 +2,19 @@
 
 from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.train.api import train_dflash, train_eagle3, train_from_use, train_mtp
-from pyllama_spec.train.config import CorpusConfig, UseConfig
-from pyllama_spec.train.dflash.config import DFlashFitConfig, DFlashHeadConfig, DFlashTrainConfig
-from pyllama_spec.train.eagle3.config import Eagle3TrainConfig, FitConfig, HeadConfig
+from pyllama_spec.train.config import (
+    CorpusConfig,
+    DFlashFitConfig,
+    DFlashHeadConfig,
+    DFlashTrainConfig,
+    Eagle3TrainConfig,
+    FitConfig,
+    HeadConfig,
+    MtpFitConfig,
+    MtpTrainConfig,
+    UseConfig,
+)
 from pyllama_spec.train.errors import CheckpointError, DivergedError, TrainError
-from pyllama_spec.train.mtp.config import MtpFitConfig, MtpTrainConfig
 
 __all__ = [
     "CheckpointError",

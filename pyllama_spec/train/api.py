@@ -7,34 +7,32 @@ computed. What needs PyTorch, which is optional, is imported after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pyllama_spec.engine import Model, ModelInfo
+from pyllama_spec.engine import Model
 from pyllama_spec.engine.checks import instance
-from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import why_no_output
 from pyllama_spec.llama.loading import check_target
-from pyllama_spec.train.config import RunConfig
+from pyllama_spec.train.config import (
+    DFlashTrainConfig,
+    Eagle3TrainConfig,
+    MtpTrainConfig,
+    RunConfig,
+)
 from pyllama_spec.train.corpus.tasks import read_prompts
-from pyllama_spec.train.dflash.config import DFlashTrainConfig
-from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
 from pyllama_spec.train.errors import TrainError, need
 from pyllama_spec.train.files import locked
-from pyllama_spec.train.mtp.config import MtpTrainConfig
-from pyllama_spec.train.mtp.facts import check_window, head_note, read_facts
+from pyllama_spec.train.kinds.mtp_facts import check_head, head_note
 from pyllama_spec.train.progress import Reporter, SilentReporter
-from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 AnyConfig: TypeAlias = Eagle3TrainConfig | DFlashTrainConfig | MtpTrainConfig
 
 if TYPE_CHECKING:
     from pyllama_spec.train.run.from_use import UseReport
-    from pyllama_spec.train.run.init_draft import InitDraft
     from pyllama_spec.train.run.kind import Kind
     from pyllama_spec.train.run.pipeline import TrainReport
 
@@ -62,11 +60,7 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         KeyboardInterrupt: after Ctrl-C; all work so far is kept.
     """
     instance(config, Eagle3TrainConfig, "config")
-
-    def layers(info: ModelInfo) -> tuple[int, ...]:
-        return default_layers(info.n_layer, is_plain=config.head.is_plain)
-
-    return _train(config, reporter, layers, partial(_load_eagle3, config))
+    return _train(config, reporter)
 
 
 def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) -> TrainReport:
@@ -80,11 +74,7 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
         reporter: receives the progress; None for silence.
     """
     instance(config, DFlashTrainConfig, "config")
-
-    def layers(info: ModelInfo) -> tuple[int, ...]:
-        return block_layers(info.n_layer)
-
-    return _train(config, reporter, layers, partial(_load_dflash, config))
+    return _train(config, reporter)
 
 
 def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> TrainReport:
@@ -104,7 +94,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
         TrainError: the head lacks a tensor or a key, or is damaged; see also train_eagle3().
     """
     instance(config, MtpTrainConfig, "config")
-    return _train(config, reporter, lambda _: (HEAD_ROWS,), partial(_load_mtp, config))
+    return _train(config, reporter)
 
 
 def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseReport:
@@ -143,99 +133,53 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
             f"{config.begun_with}: the draft to train further does not exist; train one first, or "
             "name one with --init"
         )
-    with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
-        check_target(model)
-        _check_own_head(config, model)
+    with _opened(config) as model:
         need("torch", "gguf")
         from pyllama_spec.train.run.from_use import UseRun
 
-        if isinstance(config, Eagle3TrainConfig):
-            loaded = _load_eagle3(config, model)
-        elif isinstance(config, DFlashTrainConfig):
-            loaded = _load_dflash(config, model)
-        else:
-            loaded = _load_mtp(config, model)
-        reporter = reporter or SilentReporter()
-        return UseRun(loaded.kind, config, model, loaded.read_draft, reporter).run()
+        return UseRun(_load_kind(config, model), reporter or SilentReporter()).run()
 
 
-def _load_eagle3(config: Eagle3TrainConfig, model: Model) -> _LoadedKind:
-    from pyllama_spec.train.eagle3.kind import Eagle3Kind, shape_of
-    from pyllama_spec.train.run.init_draft import read_init_draft
-
-    kind = Eagle3Kind(config)
-    return _LoadedKind(kind, lambda path: read_init_draft(path, model.info, kind.arch, shape_of))
-
-
-def _load_dflash(config: DFlashTrainConfig, model: Model) -> _LoadedKind:
-    from pyllama_spec.train.dflash.kind import DFlashKind, shape_of
-    from pyllama_spec.train.run.init_draft import read_init_draft
-
-    kind = DFlashKind(config)
-    return _LoadedKind(kind, lambda path: read_init_draft(path, model.info, kind.arch, shape_of))
-
-
-def _load_mtp(config: MtpTrainConfig, model: Model) -> _LoadedKind:
-    from pyllama_spec.train.mtp.file import open_head_for, read_head_draft
-    from pyllama_spec.train.mtp.kind import MtpKind
-
-    source = open_head_for(config.begun_with, model)
-    check_window(source.facts, config.begun_with.name, config.corpus.n_ctx, config.fit.n_steps)
-    source.check()  # before hours of text
-    return _LoadedKind(MtpKind(config, source), lambda path: read_head_draft(path, model))
-
-
-def _check_own_head(config: RunConfig, model: Model) -> None:
-    """Raises if the target's own head is to be trained but cannot be."""
-    if isinstance(config, MtpTrainConfig) and config.begun_with == config.target:
-        facts = read_facts(config.target, model.info)
-        check_window(facts, config.target.name, config.corpus.n_ctx, config.fit.n_steps)
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadedKind:
-    """A kind of draft, imported after the check that PyTorch is installed.
-
-    Attributes:
-        kind: the class that trains and writes the draft.
-        read_draft: reads an earlier draft of the kind for this target; see read_init_draft().
-    """
-
-    kind: Kind[Any]
-    read_draft: Callable[[Path], InitDraft]
-
-
-def _train(
-    config: RunConfig,
-    reporter: Reporter | None,
-    layers_of: Callable[[ModelInfo], tuple[int, ...]],
-    load_kind: Callable[[Model], _LoadedKind],
-) -> TrainReport:
+def _train(config: AnyConfig, reporter: Reporter | None) -> TrainReport:
     """Trains a draft of any kind; see train_eagle3() for its steps and errors."""
     reporter = reporter or SilentReporter()
     if config.use is not None:
         raise ArgumentError("use", config.use, remedy="call train_from_use(), or omit it")
     _check_before_opening(config)
-    with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
-        check_target(model)
-        _check_own_head(config, model)
+    with _opened(config) as model:
         note = head_note(model.info, config.target.name)
         if note is not None and not isinstance(config, MtpTrainConfig):
             reporter.line(note)
-        layers = config.head.target_layers or layers_of(model.info)
+        layers = config.head.target_layers or config.default_layers(model.info.n_layer)
         if config.init is None:
             model.check_layer_inputs(layers)
         need("torch", "gguf")
-        # With PyTorch, which is optional.
         from pyllama_spec.train.run.pipeline import Pipeline
 
-        loaded, init_draft = load_kind(model), None
+        kind, init_draft = _load_kind(config, model), None
         if config.init is not None:
-            init_draft = loaded.read_draft(config.init)
+            init_draft = kind.read_draft(config.init)
             layers = init_draft.shape.target_layers
             model.check_layer_inputs(layers)
         with locked(config.work_dir):
-            return Pipeline(loaded.kind, config, model, layers, reporter, init_draft).run()
+            return Pipeline(kind, layers, reporter, init_draft).run()
+
+
+def _load_kind(config: AnyConfig, model: Model) -> Kind[Any, Any]:
+    """The kind of a run's draft, imported after the check that PyTorch is installed."""
+    module = importlib.import_module(f"pyllama_spec.train.kinds.{config.kind}")
+    kind: Kind[Any, Any] = module.KIND(config, model)
+    return kind
+
+
+@contextmanager
+def _opened(config: RunConfig) -> Iterator[Model]:
+    """The target, which generates text, and whose own head can be trained if that is wanted."""
+    with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
+        check_target(model)
+        if isinstance(config, MtpTrainConfig) and config.begun_with == config.target:
+            check_head(model.info, config.target.name)
+        yield model
 
 
 def _check_before_opening(config: RunConfig) -> None:

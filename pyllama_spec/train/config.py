@@ -1,4 +1,4 @@
-"""The configuration of a training run; each kind of draft extends it in its folder."""
+"""The configuration of a training run. With the target it determines the result."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pyllama_spec.engine.checks import checked, count, listed, real
+from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
-from pyllama_spec.options import option, options_of
+from pyllama_spec.options import option, options_of, with_default
+from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 # Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
 # occur again.
 N_NGRAMS = 800_000
 # More than any model has.
 _MAX_LAYERS = 4096
+# The most slots of a block: more pay on no CPU, and no draft of ours is accepted that far. And with
+# a Markov head none that the engine takes: its chain is unrolled in the graph.
+_MAX_BLOCK, _MAX_CHAIN = 64, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +111,7 @@ class UseConfig:
     def __post_init__(self) -> None:
         check(self)
         if not 0 < self.held_out < 1:
-            raise ArgumentError(
-                "held_out",
-                self.held_out,
-                "a part between 0 and 1: text is needed to train on and to measure on",
-            )
+            raise ArgumentError("held_out", self.held_out, "a share between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,19 +318,21 @@ class RunConfig:
         n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
         if self.use is None and n_ctx <= min_answer:
             raise ArgumentError(
-                "n_ctx", n_ctx, f"more than {min_answer}, for a prompt and an answer: "
-                f"{CorpusConfig().n_ctx}, for example",
+                "n_ctx", n_ctx, f"room for a prompt and an answer of {min_answer} tokens",
+                f"give more than {min_answer}, {CorpusConfig().n_ctx} for example",
             )  # fmt: skip
         if self.n_top > self.corpus.n_candidates:
-            raise ArgumentError(
-                "n_top", self.n_top, f"at most `n_candidates={self.corpus.n_candidates}`"
-            )
+            raise ArgumentError("n_top", self.n_top, f"at most {self.corpus.n_candidates}")
         real(self.max_disk_bytes, "max_disk_bytes", 0)
 
     @property
     def own_words(self) -> list[str]:
         """The kind's words of the command line that are no option of the table."""
         return []
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """The layer inputs that a new draft reads of a target of n_layer layers."""
+        return default_layers(n_layer)
 
     @property
     def begun_with(self) -> Path:
@@ -350,6 +353,261 @@ class RunConfig:
     def work_dir(self) -> Path:
         """The folder of corpus, features and checkpoints."""
         return self.work or self.out.with_name(f"{self.out.name}.train")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig(HeadSettings):
+    """The shape of an EAGLE-3 head; see HeadSettings.
+
+    Attributes:
+        fc_norm, norm_output: options of EAGLE-3.1 (arXiv 2605.09992); with both off and three
+            target layers, stock llama.cpp loads the head too.
+    """
+
+    fc_norm: bool = True
+    norm_output: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the head uses no option of EAGLE-3.1."""
+        return not self.fc_norm and not self.norm_output
+
+
+@dataclass(frozen=True, slots=True)
+class FitConfig(FitSettings):
+    """The options of fitting an EAGLE-3 head; see FitSettings.
+
+    The default copied_share is 0.1, and 1 for a plain head: stock llama.cpp does not copy.
+
+    Attributes:
+        n_steps: the depth of the training-time test: how often the head's own row is fed back.
+    """
+
+    n_steps: int = option(
+        4, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3TrainConfig(RunConfig):
+    """A whole run: from a target's GGUF to an EAGLE-3 draft's; see RunConfig.
+
+    A plain head, for stock llama.cpp, has no n-gram table unless n_ngrams requests one.
+    """
+
+    kind: ClassVar[str] = "eagle3"
+
+    head: HeadConfig = field(default_factory=HeadConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig."""
+        return default_layers(n_layer, is_plain=self.head.is_plain)
+
+    @property
+    def own_words(self) -> list[str]:
+        """See RunConfig."""
+        return ["--plain"] if self.head.is_plain else []
+
+    @property
+    def default_ngrams(self) -> int:
+        """See RunConfig."""
+        return 0 if self.head.is_plain else N_NGRAMS
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashHeadConfig(HeadSettings):
+    """The shape of a DFlash draft; see HeadSettings.
+
+    Attributes:
+        n_layer: draft layers.
+        block_size: slots of a block, the slot of the known token (the anchor) included.
+        causal: whether a slot sees only those before it; otherwise it sees the whole block.
+        markov_rank: the rank of the matrix that adds logits for followers of the previous token
+            (DSpark, arXiv 2607.05147); 0 for none.
+        confidence: whether each slot reports the probability that its token is accepted. This needs
+            a markov_rank.
+        sample_from_anchor: whether the anchor's slot drafts too, so that a block of n slots drafts
+            n tokens instead of n - 1. This needs a markov_rank: engines read files without one
+            differently. None for True with a markov_rank.
+    """
+
+    # fmt: off
+    n_layer: int = option(2, low=1, cli="--layers", metavar="N", help="layers")
+    block_size: int = option(
+        4, low=2, high=_MAX_BLOCK, cli="--block", metavar="N",
+        help="slots of a block, the known token's included",
+    )
+    causal: bool = option(False, cli="--causal", help="use causal attention within a block")
+    markov_rank: int = option(
+        64, low=0, cli="--markov", metavar="RANK",
+        help="rank of the Markov head, which reads the token before; 0: none",
+    )
+    confidence: bool = option(
+        False, cli="--confidence",
+        help="add a head that predicts each token's acceptance; needs --markov",
+    )
+    # fmt: on
+    sample_from_anchor: bool | None = None
+
+    def __post_init__(self) -> None:
+        HeadSettings.__post_init__(self)
+        if self.markov_rank and self.block_size > _MAX_CHAIN:
+            raise ArgumentError(
+                "block_size", self.block_size, f"at most {_MAX_CHAIN} with a `markov_rank`"
+            )
+        for name in ("confidence", "sample_from_anchor"):
+            if getattr(self, name) and not self.markov_rank:
+                raise ArgumentError(name, True, remedy="give a `markov_rank` above 0")
+
+    @property
+    def from_anchor(self) -> bool:
+        """Whether the anchor's slot drafts."""
+        chosen = self.sample_from_anchor
+        return self.markov_rank > 0 if chosen is None else chosen
+
+    @property
+    def n_steps(self) -> int:
+        """The number of tokens that a block drafts."""
+        return self.block_size - (0 if self.from_anchor else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashFitConfig(FitSettings):
+    """The options of fitting a DFlash draft; see FitSettings.
+
+    A missed_share of 0, the default here, cuts the loss at the draft's first wrong pick (Spec-AUF,
+    arXiv 2607.01893); 1 never does. The default copied_share is 0.1, and the learning rate is twice
+    that of a head with a better start.
+
+    Attributes:
+        anchor_share: the share of positions at which a block begins, drawn anew in each batch.
+        weights: the weight of a depth: "decay" for step_decay ** depth, "dpace" for its part of the
+            expected number of accepted tokens (D-PACE, arXiv 2605.18810).
+        dpace_alpha: the share of that weight for tokens that the draft never gets right.
+        hard_share: the share of the loss against the text's own token; the rest is against the
+            target's distribution.
+    """
+
+    # fmt: off
+    missed_share: float = with_default(FitSettings, "missed_share", 0.0)
+    lr: float = with_default(FitSettings, "lr", 1e-3)
+    anchor_share: float = option(
+        0.5, low=0, high=1, cli="--anchor-share", metavar="SHARE",
+        help="share of positions at which training starts a block",
+    )
+    weights: str = option(
+        "dpace", choices=("decay", "dpace"), cli="--weights",
+        help="loss weights of depths: fixed, or by each depth's share in accepted tokens",
+    )
+    dpace_alpha: float = option(
+        0.5, low=0, high=1, cli="--dpace-alpha", metavar="A",
+        help="smoothing of the weights of dpace",
+    )
+    hard_share: float = option(
+        0.0, low=0, high=1, cli="--hard-share", metavar="SHARE",
+        help="share of the loss for the text's token instead of the target's distribution",
+    )
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        FitSettings.__post_init__(self)
+        if self.anchor_share == 0:
+            raise ArgumentError("anchor_share", 0, "a share above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashTrainConfig(RunConfig):
+    """A whole run: from a target's GGUF to a DFlash draft's; see RunConfig.
+
+    The default type of matrices is q8_0: two layers are twice EAGLE-3's one.
+    """
+
+    kind: ClassVar[str] = "dflash"
+
+    head: DFlashHeadConfig = field(default_factory=DFlashHeadConfig)
+    fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)
+    export_type: str = with_default(RunConfig, "export_type", "q8_0")
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig."""
+        return block_layers(n_layer)
+
+    @property
+    def own_words(self) -> list[str]:
+        """See RunConfig."""
+        chosen = self.head.sample_from_anchor
+        return [] if chosen is None else ["--from-anchor" if chosen else "--from-mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class MtpFitConfig(FitSettings):
+    """The options of fitting an MTP head; see FitSettings.
+
+    copied_share is 0.1 by default. The learning rate is lower than that of a new draft, since the
+    head is trained already. The output matrix is the target's, and is not trained.
+
+    Attributes:
+        n_steps: the tokens of a draft: how often the head's own row is fed back.
+        n_loss_vocab: the number of most frequent ids in losses and measurements, as many as a head
+            that drafts over a part of the vocabulary chooses from (drafters/output_part.py); the
+            head itself keeps all ids of the target.
+    """
+
+    lr: float = with_default(FitSettings, "lr", 2e-4)
+    n_steps: int = option(
+        3, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
+    )
+    n_loss_vocab: int = option(
+        16_384, low=1, cli="--loss-vocab", metavar="N",
+        help="number of frequent tokens in losses and measurements",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        FitSettings.__post_init__(self)
+        if self.train_output:
+            raise ArgumentError(
+                "train_output", True, remedy="omit it: an MTP head uses its target's output matrix"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MtpTrainConfig(RunConfig):
+    """A whole run: from a target's GGUF with an MTP head to the file of a trained one.
+
+    See RunConfig. `init` names the file of an earlier run whose head to train; without it, the
+    target's head is trained. The head's shape is fixed, and the file gets no n-gram table.
+    """
+
+    kind: ClassVar[str] = "mtp"
+
+    fit: MtpFitConfig = field(default_factory=MtpFitConfig)
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        if self.head != HeadSettings():
+            raise ArgumentError(
+                "head", problem="is set by the file of an MTP head", remedy="omit it"
+            )
+        if self.n_ngrams:
+            raise ArgumentError(
+                "n_ngrams", self.n_ngrams, remedy="omit it: a head alone has no n-gram table"
+            )
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig: the rows that the target's own head reads."""
+        return (HEAD_ROWS,)
+
+    @property
+    def default_ngrams(self) -> int:
+        """See RunConfig: none."""
+        return 0
+
+    @property
+    def begun_with(self) -> Path:
+        """The file of the initial head; for a run from use its output, if that exists."""
+        is_there = self.use is not None and self.out.exists()
+        return self.init or (self.out if is_there else self.target)
 
 
 def command(config: RunConfig) -> str:

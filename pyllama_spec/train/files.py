@@ -84,33 +84,15 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def hash_json(value: object) -> str:
-    """SHA-256 of a value's JSON, in hexadecimal: equal for equal settings."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def keep_old(path: Path) -> Path | None:
-    """Links a file to a second name, which survives a replacement of the first."""
+    """Copies a file to a free name, under which it survives a replacement."""
     if not path.exists():
         return None
     names = (f"{path.name}.bak{'' if i == 1 else i}" for i in itertools.count(1))
-    for kept in map(path.with_name, names):
-        with writing(kept, keeps=False), contextlib.suppress(FileExistsError):
-            try:
-                os.link(path, kept)
-            except FileExistsError:
-                raise
-            except OSError:  # of a file system without second names
-                with kept.open("xb"):
-                    pass
-                try:
-                    with whole_file(kept) as part:
-                        shutil.copy2(path, part)
-                except BaseException:
-                    kept.unlink(missing_ok=True)
-                    raise
-            return kept
-    raise AssertionError("there is always a free name")
+    kept = next(name for name in map(path.with_name, names) if not os.path.lexists(name))
+    with writing(kept, keeps=False), whole_file(kept) as part:
+        shutil.copy2(path, part)
+    return kept
 
 
 def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

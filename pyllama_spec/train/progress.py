@@ -54,23 +54,23 @@ class WholeEstimate:
     def __init__(self, epochs: float) -> None:
         self._epochs = epochs
         self._begun: tuple[float, float] | None = None
-        self._is_said = False
+        self._is_reported = False
 
-    def tell(self, fraction: float, reporter: Reporter) -> None:
+    def report(self, fraction: float, reporter: Reporter) -> None:
         """The reporter's line at 0.0 .. 1.0 of the text, once, as soon as it is known."""
         now = monotonic()
         if self._begun is None:
             self._begun = now, fraction
         done = fraction - self._begun[1]
-        if self._is_said or done < _KNOWN:
+        if self._is_reported or done < _KNOWN:
             return
-        self._is_said = True
+        self._is_reported = True
         all_s = (now - self._begun[0]) / done
         left_s, passes = all_s * (1 - fraction), self._epochs / _EPOCHS
         least, most = (passes * share * all_s for share in (_LEAST_TRAINING, _MOST_TRAINING))
         reporter.line(
             f"the text takes about {_minutes(left_s)} more here, and the training after it "
-            f"{_minutes(least)} to {_minutes(most)}, as far as can be told from other runs"
+            f"{_minutes(least)} to {_minutes(most)}, as in other runs"
         )
 
 

@@ -143,7 +143,7 @@ REFUSED: list[tuple[Json, Shapes, str]] = [
         "midlayer.mlp.experts.0.up_proj.weight", "midlayer.self_attn.q_proj.lora_A.weight",
     )),
     # The tensors decide the kind: SafeAILab's heads use the name LlamaForCausalLM too.
-    ({"architectures": ["LlamaForCausalLM"]}, PLAIN, "not an EAGLE-3 draft"),
+    ({"architectures": ["LlamaForCausalLM"]}, PLAIN, "fc.weight"),
     ({"architectures": ["LlamaForCausalLM"]}, EAGLE1, "EAGLE-1 or EAGLE-2"),
     ({}, {**EAGLE1, "layers.0.hidden_norm.weight": (4096,)}, "q_proj"),
 ]  # fmt: skip

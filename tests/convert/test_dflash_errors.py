@@ -195,7 +195,7 @@ def test_llama3_rope_and_mrope(tmp_path: Path) -> None:
     assert convert(folder).n_tensors == len(draft.gguf) + 1
 
 
-def test_kinds_are_told_by_content(tmp_path: Path) -> None:
+def test_kinds_are_recognised_by_content(tmp_path: Path) -> None:
     """The kind is recognised without a name, an option or a model type."""
     draft = make_draft()
     for key in ("architectures", "auto_map", "model_type"):

@@ -264,13 +264,13 @@ def broken_json(**model: Any) -> Json:
     ("tokenizer", "message"),
     [
         (None, "has no tokenizer.json; give the target's GGUF"),
-        (broken_json(type="WordPiece"), "model of kind 'WordPiece'"),
-        (broken_json(vocab=["a"]), "model of kind 'BPE', or no vocabulary"),
+        (broken_json(type="WordPiece"), "WordPiece"),
+        (broken_json(vocab=["a"]), "tokenizer.json is not a tokenizer"),
         (broken_json(merges=[]), "has no merges"),
         (broken_json(vocab={"a": 0, "b": 0}), "has the token 0 twice"),
         (broken_json(vocab={"a": 320}), "has the token 320, but vocab_size in config.json is 320"),
         (broken_json(vocab={"<|bos|>": 0}), "the same token twice"),
-        (byte_level_json() | {"added_tokens": [{"id": 1}]}, "added_tokens without id"),
+        (byte_level_json() | {"added_tokens": [{"id": 1}]}, "tokenizer.json is not a tokenizer"),
     ],
 )
 def test_tokenizers_that_are_refused(tmp_path: Path, tokenizer: Json | None, message: str) -> None:

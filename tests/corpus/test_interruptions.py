@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.engine import Model
-from pyllama_spec.train.corpus.build import CorpusProgress, corpus_identity, load_waiting
+from pyllama_spec.train.corpus.build import corpus_identity
 from pyllama_spec.train.corpus.features import FeatureSource
 from pyllama_spec.train.corpus.store import CorpusStore
 from tests.corpus.tools import (
@@ -67,51 +67,3 @@ def test_an_interrupted_corpus_goes_on_to_the_same_text(
         assert (a.rows == b.rows).all()
         assert (a.top_ids == b.top_ids).all()
         assert (a.top_log_p == b.top_log_p).all()
-
-
-def test_what_waits_for_a_slower_sequence_is_counted_and_kept(
-    writer: Model, tmp_path: Path
-) -> None:
-    """Sequences that finish before a slower one are counted and written."""
-    settings = config(None, n_tokens=5000, n_ctx=300, n_parallel=8, min_answer=2)
-    seen: list[CorpusProgress] = []
-
-    def stop(p: CorpusProgress) -> None:
-        seen.append(p)
-        if p.n_texts + p.n_dropped >= 12:
-            raise _Stop
-
-    with pytest.raises(_Stop):
-        make(writer, tmp_path / "c", settings, on_progress=stop)
-    waiting = load_waiting(tmp_path / "c", CorpusStore(
-        tmp_path / "c", corpus_identity(settings, "target")
-    ).identity)  # fmt: skip
-    assert waiting, "nothing had to wait: another seed"
-    before = seen[-1]
-    assert before.n_running > 0
-    seen.clear()
-    with pytest.raises(_Stop):
-        make(writer, tmp_path / "c", settings, on_progress=stop)
-    assert seen[0].n_texts + seen[0].n_dropped == before.n_texts + before.n_dropped
-    assert seen[0].n_answer == before.n_answer
-    fractions = [p.fraction for p in seen]
-    assert 0 < min(fractions) <= max(fractions) < 1
-
-
-@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
-def test_a_damaged_file_of_what_waits_is_made_again(
-    damage: str, writer: Model, tmp_path: Path
-) -> None:
-    settings = config(None, n_parallel=8)
-    whole = make(writer, tmp_path / "whole", settings)
-
-    def stop(p: CorpusProgress) -> None:
-        if p.n_texts >= 4:
-            raise _Stop
-
-    with pytest.raises(_Stop):
-        make(writer, tmp_path / "c", settings, on_progress=stop)
-    path = tmp_path / "c" / "waiting.npz"
-    data = path.read_bytes() if path.exists() else b""
-    path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "other": b"x" * 99}[damage])
-    assert tokens(make(writer, tmp_path / "c", settings)) == tokens(whole)

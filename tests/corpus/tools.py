@@ -12,8 +12,7 @@ import numpy as np
 from pyllama_spec.engine import Model
 from pyllama_spec.train import CorpusConfig
 from pyllama_spec.train.corpus.build import build_corpus, corpus_identity
-from pyllama_spec.train.corpus.feature_store import FeatureStore
-from pyllama_spec.train.corpus.features import LiveFeatures
+from pyllama_spec.train.corpus.features import FeatureStore, LiveFeatures
 from pyllama_spec.train.corpus.store import Corpus
 from tests.models import model_path
 

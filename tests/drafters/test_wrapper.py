@@ -218,7 +218,7 @@ def test_a_failure_inside_is_of_its_sequence(wrap: type[DrafterWrapper]) -> None
 
 @pytest.mark.parametrize("inner", [None, "draft.gguf", Halved, object], ids=str)
 def test_what_is_no_drafter_cannot_be_wrapped(inner: Any) -> None:
-    with pytest.raises(ArgumentError):
+    with pytest.raises(ArgumentError, match="drafter"):
         DrafterWrapper(inner)
 
 
@@ -226,9 +226,9 @@ def test_what_is_no_drafter_cannot_be_wrapped(inner: Any) -> None:
 def test_a_form_that_a_class_lacks_is_named(make: Callable[[], Drafter]) -> None:
     with make() as drafter:
         name = type(drafter).__name__
-        with pytest.raises(NotImplementedError, match=rf"{name} has only propose\(requests\)"):
+        with pytest.raises(NotImplementedError, match=name):
             drafter.propose_one(DraftRequest(0, [1, 2], 2))
-        with pytest.raises(NotImplementedError, match=rf"{name} has only commit\(done\)"):
+        with pytest.raises(NotImplementedError, match=name):
             drafter.commit_one(Committed(0, [1, 2], 0))
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError, Llama, UnsupportedError
-from pyllama_spec.chat.continued import render_continued
-from pyllama_spec.chat.template import ChatTemplate
+from pyllama_spec.chat.template import ChatTemplate, render_continued
 from tests.faces.families import templates
 from tests.faces.tools import Forced, counts_of, drafters, open_tiny
 from tests.models import IM_END, IM_START

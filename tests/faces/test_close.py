@@ -89,8 +89,7 @@ class Interrupted:
     def watch(self, llm: Llama, n_before: int) -> None:
         """From now on so many decodes pass, and the next one is held back."""
         self.n_before = n_before
-        embedder = llm._embeddings._embedder
-        self._context = llm.context if embedder is None else embedder.context
+        self._context = llm._embeddings.context or llm.context
 
 
 @pytest.fixture

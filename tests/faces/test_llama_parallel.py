@@ -165,6 +165,30 @@ def test_threads_share_one_context_of_embeddings() -> None:
         assert list(pool.map(llm.embed, texts)) == expected
 
 
+@PLACES
+def test_embeddings_and_texts_take_turns(n_parallel: int) -> None:
+    """A text comes to its end while a thread embeds on and on, and a callback may embed."""
+    with open_wide(n_parallel=n_parallel, embedding=True) as llm, ThreadPoolExecutor(1) as pool:
+        expected, is_over = llm.embed("the cat"), threading.Event()
+        text = text_of(llm(PROMPT, max_tokens=30, **GREEDY))
+
+        def embeds(*given: Any) -> Any:
+            assert llm.embed("the cat") == expected
+            return given[-1] if given else None
+
+        def goes_on() -> None:
+            while not is_over.is_set():
+                embeds()
+
+        running = pool.submit(goes_on)
+        options: list[dict[str, Any]] = [{}, {"logits_processor": embeds}]
+        for more in options:
+            again = llm.create_completion(PROMPT, max_tokens=30, **GREEDY, **more)
+            assert text_of(dict(again)) == text
+        is_over.set()
+        running.result(timeout=60)
+
+
 def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system has no room for one more; the next request finds some."""
 

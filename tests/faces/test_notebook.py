@@ -17,7 +17,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.llama.responses import Result
 from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.generation import GenerationRecord
+from pyllama_spec.requests.run import GenerationRecord
 from pyllama_spec.terminal import ProgressBar
 from tests.models import model_path
 

@@ -110,8 +110,8 @@ def control_tokens(llm: Llama, one: Chat) -> list[int]:
     """The control tokens of the prompt."""
     names = ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls")
     asked = [one.options.get(name) for name in (*names, "reasoning_format")]
-    generation, _ = llm._chats.begin(
-        llm, one.messages, ToolRequest.read(*asked),
+    generation, _ = llm._begin_chat(
+        one.messages, ToolRequest.read(*asked),
         template_variables(one.options.get("chat_template_kwargs")),
         {"response_format": one.options.get("response_format")},
     )  # fmt: skip

@@ -14,7 +14,7 @@ import jinja2.sandbox
 import pytest
 
 from pyllama_spec import ArgumentError, ChatTemplate
-from pyllama_spec.chat.messages import check_messages, render_messages
+from pyllama_spec.chat.template import check_messages, render_messages
 from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import Model
 from pyllama_spec.llama.chat_formats import FORMATS

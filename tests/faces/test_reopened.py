@@ -42,7 +42,7 @@ def fails(call, has_failed):
     return False
 
 said = {"vector": llm.embed(short), "text": text(short)}
-said["embed"] = fails(llm.embed, lambda: llm._embeddings._embedder.context.has_failed)
+said["embed"] = fails(llm.embed, lambda: llm._embeddings.context.has_failed)
 said["again"] = llm.embed(short)
 embedding._MAX_DROPPED = 1
 said["last"] = fails(llm.embed, lambda: not llm.is_usable)

@@ -80,9 +80,10 @@ def text_of_whole(llm: Llama, prompt: list[int], **options: Any) -> str:
 
 
 def stream_of(llm: Llama, prompt: list[int], **options: Any) -> Stream:
-    handle = llm.create_completion(prompt, stream=True, **{"max_tokens": 60, **GREEDY, **options})
-    assert isinstance(handle, Stream)
-    return handle
+    options = {"max_tokens": 60, "stream": True, **GREEDY, **options}
+    handle: Any = llm.create_completion(prompt, **options)
+    stream: Stream = handle
+    return stream
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -453,7 +454,7 @@ def test_a_stream_that_is_dropped_before_its_first_read(n_parallel: int, way: st
             else:
                 handle = asyncio.run(llm.acreate_completion([*PROMPT, i], **options))
             assert gate.entered.wait(60)
-            ticket = handle._generation._ticket
+            ticket = handle._runs[0]
             del handle
             gate.opened.set()
             until(lambda t=ticket: t.is_over)  # type: ignore[misc]

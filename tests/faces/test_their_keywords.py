@@ -111,10 +111,10 @@ def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
 def test_a_chat_is_cooler_than_a_text() -> None:
     with open_tiny() as llm:
         chat = llm.generate_chat_steps([{"role": "user", "content": "Hi"}], max_tokens=1)
-        assert chat._job._sampler.params.temperature == 0.2
+        assert chat._runs[0]._sampler.params.temperature == 0.2
         chat.close()
         text = llm.generate_steps(PROMPT, max_tokens=1)
-        assert text._job._sampler.params.temperature == 0.8
+        assert text._runs[0]._sampler.params.temperature == 0.8
         text.close()
 
 

@@ -13,7 +13,7 @@ from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import Model
 from pyllama_spec.llama.chat_formats import FORMATS
-from pyllama_spec.llama.tool_responses import _Deltas
+from pyllama_spec.llama.tool_responses import Deltas
 from tests.faces.families import FAMILIES, HERMES, JSON_CALL, TIME, USER, WEATHER, templates
 from tests.faces.tools import open_tiny
 from tests.models import model_path
@@ -70,7 +70,7 @@ def test_arguments_are_streamed_while_they_are_written(family: str, choice: Any)
         chats = ToolChats(model, ChatTemplate(named))
         request = ToolRequest.read([WEATHER, TIME], choice, None, None)
         _, reader = chats.begin([USER], request, {"enable_thinking": False})
-        deltas = _Deltas("answer")
+        deltas = Deltas("answer")
         found: list[dict[str, Any]] = []
         for n in range(1, len(said) + 1):
             found += deltas.of(reader.read(said[:n], has_ended=False))

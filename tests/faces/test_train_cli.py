@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_run_from_use_is_told_its_store(
 ) -> None:
     seen: list[RunConfig] = []
 
-    def stop(config: RunConfig, _: object) -> None:
+    def stop(config: RunConfig, _: object) -> NoReturn:
         seen.append(config)
         raise KeyboardInterrupt
 
@@ -125,11 +126,12 @@ def test_every_option_reaches_the_run(
     """The run records the command and all its options."""
     seen: list[RunConfig] = []
 
-    def stop(config: RunConfig, _: object) -> None:
+    def stop(config: RunConfig, _: object) -> NoReturn:
         seen.append(config)
         raise ArgumentError("enough")
 
-    monkeypatch.setattr(cli_train, f"train_{kind}", stop)
+    known_kind = cli_train._KINDS[kind]
+    monkeypatch.setitem(cli_train._KINDS, kind, known_kind._replace(train=stop))
     shared = (
         "--train-output --tokens 9 --prompts p.jsonl --n-ctx 99 --parallel 3 --greedy-share 0.5 "
         "--temperature 0.7 --seed 4 --target-layers 1,2 --n-head 8 --n-head-kv 2 --n-ff 88 "

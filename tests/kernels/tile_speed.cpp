@@ -4,7 +4,7 @@
 //         tests/kernels/tile_speed.cpp build/native/.../libggml-base.a -o tile_speed
 //     ./tile_speed N_K memory|cache [TYPES] [GHz]
 //
-// -DVECTORS='Avx2<false>' measures another instruction set that the processor has. The least of several passes in turns,
+// -DVECTORS='Twice<Avx2<false>>' measures another instruction set that the processor has. The least of several passes in turns,
 // of this thread's time, at a clock that is given (3.63).
 #include "kernels/repacked_x86.h"
 

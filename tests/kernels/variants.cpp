@@ -42,7 +42,7 @@ template <class V> std::vector<float> product(ggml_type type, const std::vector<
 
 template <class V> int n_different(ggml_type type, const std::vector<char> & weights, const std::vector<char> & rows, const std::vector<float> & expected) {
     int n = 0;
-    for (int width = 1; width <= V::N_MOST; ++width) {
+    for (int width = 1; width <= kernel_x86_of<V>(type)->n_most; ++width) {
         const std::vector<float> got = product<V>(type, weights, rows, width);
         for (size_t i = 0; i < got.size(); ++i) {
             n += std::memcmp(&got[i], &expected[i], sizeof(float)) != 0;
@@ -66,13 +66,13 @@ void compare(ggml_type type) {
             n_rows_apart += std::memcmp(again.data(), x.data() + i * n_row, n_row) != 0;
         }
     }
-    const std::vector<float> expected = product<Avx2<false>>(type, packed, x, 1);
-    int n = n_rows_apart + n_different<Avx2<false>>(type, packed, x, expected);
+    const std::vector<float> expected = product<Twice<Avx2<false>>>(type, packed, x, 1);
+    int n = n_rows_apart + n_different<Twice<Avx2<false>>>(type, packed, x, expected);
 #if defined(PYLLAMA_SPEC_BLOCKS_AVX512)
     n += n_different<Avx512>(type, packed, x, expected);
 #endif
 #if defined(PYLLAMA_SPEC_BLOCKS_AVX512) || defined(__AVXVNNI__)
-    n += n_different<Avx2<true>>(type, packed, x, expected);
+    n += n_different<Twice<Avx2<true>>>(type, packed, x, expected);
 #endif
     std::printf("%s %d\n", ggml_type_name(type), n);
 }

@@ -19,9 +19,6 @@ from tests.row_drafts import (
     PATHS,
     ROW_DRAFTS,
     Way,
-    along_a_conversation,
-    along_rounds,
-    along_shared_rounds,
     check_perfect,
 )
 
@@ -35,12 +32,6 @@ def perm(**options: Any) -> Any:
 @pytest.mark.parametrize("path", PATHS)
 def test_all_of_a_spread_is_accepted(path: Way) -> None:
     path(KIND, lambda: perm(read="spread"))
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_each_path_sees_rows_of_a_batch_in_another_order(path: Way) -> None:
-    with pytest.raises(AssertionError):
-        path(KIND, lambda: KIND.faulty("Swapped"))
 
 
 @pytest.mark.slow
@@ -79,24 +70,3 @@ def test_blocks_of_every_length(kind: str, block_size: int) -> None:
         assert run.stats.rounds == 3
         # The rows of the prompt, the first block, and for each round the accepted rows and a block.
         assert drafter.n_calls == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        *KINDS.values(),
-        {"reduced": True},
-        {"reduced": True, **KINDS["dflash2"]},
-        {"reduced": True, **KINDS["dspark"]},
-        {"target_layers": (0, 2, 4)},
-        {"target_layers": (4,)},
-        {"causal": True},
-        {"sliding_window": 17},
-        {"sliding_window": 17, "window_pattern": (True, False)},
-    ],
-    ids=str,
-)
-def test_kinds_of_drafts(options: dict[str, Any]) -> None:
-    for path in (along_rounds, along_a_conversation, along_shared_rounds):
-        path(KIND, lambda: perm(**options))

@@ -18,8 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.eagle3_tools import ask, head, target_context
 from tests.models import Eagle3Config, RopeScaling, eagle3_tensors, model_path, write_eagle3
-from tests.oracles import tiny
+from tests.oracles import forced_rows, generate, prompt_tokens, sampled, tiny
 from tests.parity.eagle3_reference import Reference
 from tests.parity.tensor_file import Array
 from tests.tiers import release_except
@@ -396,3 +398,46 @@ def test_yarn_and_llama3_frequencies() -> None:
     factors = np.array([1, 1, 1, 1 / ((1 - smooth) / 8 + smooth), 8, 8, 8, 8])
     llama3 = Reference(model_path("eagle3", rope=RopeScaling("llama3")))
     np.testing.assert_allclose(llama3.frequencies, plain / factors, rtol=1e-6)
+
+
+# ---- drafts along a text
+
+DRAFTING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "eagle3.1": {"fc_norm": True, "norm_output": True, "n_draft_vocab": 200},
+    "two layers": {"n_layer": 2, "target_layers": (0, 4), "own_embedding": False},
+}
+N_DRAFTED = 6
+
+
+@pytest.mark.parametrize("kind", DRAFTING)
+def test_drafts_along_a_text(kind: str) -> None:
+    model, options = tiny("llama"), {"seed": 7, **DRAFTING[kind]}
+    drafter = head(max_draft=N_DRAFTED, **options)
+    loop = SpeculativeLoop(target_context(model, drafter, **F32), drafter)
+    seq, prompt = SequenceState(), prompt_tokens(21)
+    for n_tokens in (1, 2, 9, 17):
+        run = generate(loop, seq, prompt, n_tokens, sampled(5, temperature=1.5))
+        prompt = [*run.text, 7]
+        ids, probabilities = by_reference(options, drafter.target_layers, run.text)
+        got = ask(drafter, 0, seq.tokens, N_DRAFTED)
+        assert list(got.ids) == ids
+        assert got.probabilities == pytest.approx(probabilities, rel=2e-3)
+
+
+def by_reference(
+    options: dict[str, Any], layers: tuple[int, ...], text: list[int]
+) -> tuple[list[int], list[float]]:
+    reference = Reference(model_path("eagle3", **options), model_path("llama"), n_ctx=256)
+    # shape: [n_layer, n_tokens, n_embd]
+    rows = forced_rows(tiny("llama"), text[:-1], layers, **F32)[1]
+    for position, token in enumerate(text[1:]):
+        logits, row = reference.step(token, rows[:, position], position, own=False)
+    ids: list[int] = []
+    probabilities: list[float] = []
+    for position in range(len(text) - 1, len(text) - 1 + N_DRAFTED):
+        weights = np.exp(logits - logits.max())
+        ids.append(int(reference.full_logits(logits).argmax()))
+        probabilities.append(float(1 / weights.sum()))
+        logits, row = reference.step(ids[-1], row, position, own=True)
+    return ids, probabilities

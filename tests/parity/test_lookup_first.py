@@ -28,7 +28,7 @@ from pyllama_spec.drafters import (
     Vote,
     lookup_first,
 )
-from pyllama_spec.drafters.chain import Chain
+from pyllama_spec.drafters.draft_memory import Chain
 from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine import Model, SamplerParams
 from pyllama_spec.errors import ArgumentError
@@ -144,9 +144,7 @@ def test_a_copy_needs_no_head(is_named: bool) -> None:
 
 @pytest.mark.parametrize("draft", [None, "none", "prompt-lookup", PromptLookup()])
 def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"lookup=\d+ applies to a draft that is given as a file"
-    ):
+    with pytest.raises(ArgumentError, match="lookup=5"):
         Llama(model_path("llama"), draft=draft, lookup=5)
 
 

@@ -28,15 +28,6 @@ perm_prompt = MTP.perm_prompt
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
-@pytest.mark.parametrize("k", release_except(tuple(range(1, 9)), (1, 4, 8)))
-def test_chains(k: int, arch: str) -> None:
-    loop = perm_loop(Mtp(max_draft=k), arch)
-    run = generate(loop, SequenceState(), perm_prompt(20), 3 * (k + 1) + 1)
-    check_perfect(run, k)
-    assert run.stats.rounds == 3
-
-
-@pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 @pytest.mark.parametrize("path", PATHS)
 def test_all_is_accepted_of_every_architecture(path: Way, arch: str) -> None:
     # The state of deepseek4 has no snapshots in batches of less than three.

@@ -43,16 +43,18 @@ class Server:
             target_layers=tuple(drafter.target_layers), **options,
         )  # fmt: skip
         self.cold = tiny_context(model, n_ctx=N_CTX, **options)
-        self.store = PrefixStore(max_bytes)
-        self.round = Round(self.context, drafter, store=self.store)
+        self.round = Round(self.context, drafter, store_bytes=max_bytes)
+        store = self.round.sequences.store
+        assert store is not None
+        self.store = store
         self.places = [SequenceState(i) for i in range(n_seqs)]
         self.n_read = 0
         self._rows: dict[int, list[Any]] = {}
         compute = self.round._batch.compute
 
-        def counting(decode: Any, runs: Any) -> None:
-            self.n_read += sum(span.n_prompt for span in decode.spans)
-            compute(decode, runs)
+        def counting(spans: Any, runs: Any) -> None:
+            self.n_read += sum(span.n_prompt for span in spans)
+            compute(spans, runs)
 
         self.round._batch.compute = counting  # type: ignore[method-assign]
 
@@ -183,7 +185,7 @@ def test_who_waits_goes_on_when_the_other_does_not(arch: str, end: str) -> None:
     elif end == "failed":
         compute = served.round._batch.compute
 
-        def failing(decode: Any, runs: Any) -> None:
+        def failing(spans: Any, runs: Any) -> None:
             served.round._batch.compute = compute  # type: ignore[method-assign]
             raise EngineError("made to fail")
 
@@ -225,7 +227,7 @@ def test_nobody_waits_for_a_beginning_that_is_nearly_all_held() -> None:
     served.ask(SYSTEM[:90], place=1)
     runs = [served.begin([*SYSTEM, i, i], place=i) for i in (0, 1)]
     assert runs[1].n_cached >= 89
-    assert not served.round.prefixes.is_waiting(runs[1])
+    assert not served.round.sequences.is_waiting(runs[1])
     served.finish(runs)
     for run in runs:
         served.check(run)

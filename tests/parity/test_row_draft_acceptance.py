@@ -3,7 +3,7 @@
 A target's text does not depend on its draft, so only acceptance shows a row of another token. The
 drafts here derive the next tokens from the rows alone: every one is accepted if each row is in its
 place, and none if it is not. This is the contract of every kind in tests/row_drafts.py; for one
-kind alone see test_eagle3_drafts.py, test_dflash_acceptance.py and test_mtp_acceptance.py.
+kind alone see test_dflash_acceptance.py and test_mtp_acceptance.py.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tests.row_drafts import (
     AnyDrafter,
     RowDraft,
     Way,
+    along_a_conversation,
+    along_rounds,
     along_sequences_in_turn,
     along_shared_rounds,
     along_ubatches,
@@ -60,6 +62,33 @@ def test_each_path_sees_a_fault(path: Way, name: str) -> None:
     for fault in kind.faults:
         with pytest.raises(AssertionError):
             path(kind, lambda fault=fault: kind.faulty(fault))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [marked(name, k) for name, kind in ROW_DRAFTS.items() for k in kind.perm_lengths],
+)
+def test_drafts_of_each_length(name: str, k: int) -> None:
+    kind = ROW_DRAFTS[name]
+    loop = kind.perm_loop(kind.perm(k))
+    run = generate(loop, SequenceState(), kind.perm_prompt(20), 3 * (k + 1) + 1)
+    kind.check_perfect(run, k)
+    assert run.stats.rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=[pytest.mark.slow] if i else [])
+        for name, kind in ROW_DRAFTS.items()
+        for i, options in enumerate(kind.perm_variants)
+    ],
+    ids=str,
+)
+def test_variants_of_a_kind(name: str, options: dict[str, Any]) -> None:
+    kind = ROW_DRAFTS[name]
+    for path in (along_rounds, along_a_conversation, along_shared_rounds):
+        path(kind, lambda: kind.open(kind.perm_path(**options)))
 
 
 @each_that_reads_rows

@@ -1,7 +1,6 @@
 """O3: a draft that reads rows says the same after a text, bit for bit, on every path.
 
-The contract of every kind in tests/row_drafts.py. For one kind alone see test_eagle3_drafts.py
-and test_dflash_paths.py.
+The contract of every kind in tests/row_drafts.py. For DFlash alone see test_dflash_paths.py.
 """
 
 from __future__ import annotations

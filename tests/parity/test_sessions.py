@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from pyllama_spec.errors import PyllamaSpecError
-from pyllama_spec.speculative import SequenceState, SpeculationStats, rejection
+from pyllama_spec.speculative import SequenceState, SpeculationStats
+from pyllama_spec.speculative import round as round_module
 from pyllama_spec.speculative.acceptance import sample_and_match
 from pyllama_spec.speculative.controller.base import Span
 from pyllama_spec.speculative.rollback import Rollback
@@ -171,7 +172,7 @@ def _nothing_undone(rollback: Rollback, state: SequenceState) -> None:
 @pytest.mark.parametrize(
     ("where", "name", "wrong"),
     [
-        (rejection, "sample_and_match", _first_is_believed),
+        (round_module, "sample_and_match", _first_is_believed),
         (SpeculationStats, "count_round", _one_too_many),
         (Rollback, "undo", _nothing_undone),
     ],

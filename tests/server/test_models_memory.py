@@ -92,9 +92,9 @@ def test_what_is_opened_with_the_first_embedding_counts_from_then_on() -> None:
     with Llama(**keywords("a", **vectors)) as llm, Llama(**keywords("b")) as other:
         before, of_b = llm.memory_bytes, other.memory_bytes
         llm.embed("the cat")
-        embedder = llm._embeddings._embedder
-        assert embedder is not None
-        more = embedder.context.memory_bytes
+        context = llm._embeddings.context
+        assert context is not None
+        more = context.memory_bytes
         assert more > 0
         assert llm.memory_bytes == before + more
         # A file's keys count before it was ever loaded.

@@ -48,6 +48,35 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "stream": False, "repetition_penalty": 1.1, "return_token_ids": True, "n_keep": 1,
         "json_schema": {"type": "string", "pattern": "[a-c]{2}"}, "context_shift": True,
     },
+    "/v1/messages": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "a"},
+                {"type": "tool_use", "id": "a", "name": "f", "input": {"b": 1}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "c"},
+                {"type": "document", "source": {"type": "text", "data": "d"}, "title": "t"}]},
+        ],
+        "system": "s", "stop_sequences": ["x"], "temperature": 0.5, "stream": True,
+        "tools": [{"name": "f", "input_schema": {"type": "object"}, "description": "d"}],
+        "tool_choice": {"type": "any"}, "thinking": {"type": "enabled", "budget_tokens": 3},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+        "metadata": {"user_id": "u"}, "top_k": 4, "seed": 3,
+    },
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "b"},
+        ],
+        "instructions": "s", "text": {"format": {"type": "json_object"}}, "stream": True,
+        "tools": [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []},
+        "reasoning": {"effort": "low"}, "include": ["message.output_text.logprobs"],
+        "max_output_tokens": 3, "top_logprobs": 2, "metadata": {}, "user": "u",
+    },
     "/completion": {
         "prompt": [97, 98], "n_predict": 3, "n_probs": 2, "return_tokens": True, "stream": True,
         "logit_bias": [[97, False]], "cache_prompt": True, "id_slot": 1,
@@ -117,7 +146,9 @@ def check(status: int, answer: Any, path: str, raw: bytes) -> None:
     assert "Traceback" not in shown, told
     assert "internal_error" not in shown, told
     assert "engine_error" not in shown, told
-    if status != 200:
+    if status != 200 and path == "/v1/messages":
+        assert answer["error"]["message"], told
+    elif status != 200:
         assert set(answer["error"]) == {"message", "type", "param", "code"}, told
         assert answer["error"]["message"], told
 
@@ -125,7 +156,7 @@ def check(status: int, answer: Any, path: str, raw: bytes) -> None:
 def play(client: Client, n: int, seed: int) -> None:
     rng = random.Random(seed)
     paths = sorted(_FIELDS)
-    weights = [5 if path.startswith("/v1/c") else 1 for path in paths]
+    weights = [5 if path.startswith(("/v1/c", "/v1/m", "/v1/res")) else 1 for path in paths]
     n_right = 0
     for _ in range(n):
         (path,) = rng.choices(paths, weights)

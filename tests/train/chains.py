@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pyllama_spec.train.run.chain_objective import ChainStep
+from pyllama_spec.train.run.chains import ChainStep
 from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.texts import Texts
 
@@ -35,7 +35,7 @@ def random_texts(lengths: list[int], n_features: int, seed: int = 5) -> Texts:
     )
 
 
-def said_twice(half: npt.NDArray[np.int64], features: Floats) -> Texts:
+def repeated_text(half: npt.NDArray[np.int64], features: Floats) -> Texts:
     """A text that says its first half again, with its rows; drafts begin in the second half."""
     ids, n = np.concatenate((half, half)), 2 * len(half)
     texts = random_texts([n], features.shape[1])

@@ -80,7 +80,7 @@ def test_no_prompt_is_learned_from_and_measured_on(text: tuple[Corpus, FeatureSo
         assert prompt_of(corpus.sequences[i]) not in learned
 
 
-def test_what_repeats_has_stood_before_as_a_whole() -> None:
+def test_a_repeated_ngram_occurred_before_as_a_whole() -> None:
     rng = np.random.default_rng(4)
     for n_tokens in (0, 3, 5, 200):
         tokens = rng.integers(0, 3, n_tokens).astype(np.uint32)

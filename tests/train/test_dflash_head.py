@@ -12,9 +12,16 @@ import torch
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train import DFlashFitConfig
-from pyllama_spec.train.dflash.head import DFlashHead, DFlashShape, initialise
-from pyllama_spec.train.dflash.kind import choose_mask_token
-from pyllama_spec.train.dflash.objective import block_losses, block_rows, count_accepted, drafted
+from pyllama_spec.train.kinds.dflash import (
+    DFlashHead,
+    DFlashShape,
+    block_losses,
+    block_rows,
+    choose_mask_token,
+    count_accepted,
+    drafted,
+    initialise,
+)
 from pyllama_spec.train.run.export import export_head
 from pyllama_spec.train.run.target_weights import read_weights
 from pyllama_spec.train.run.texts import Texts

@@ -9,11 +9,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pyllama_spec.train.dflash.head import DFlashHead, initialise
-from pyllama_spec.train.dflash.induction_heads import set_induction_heads
-from pyllama_spec.train.dflash.objective import count_accepted
+from pyllama_spec.train.kinds.dflash import (
+    DFlashHead,
+    count_accepted,
+    initialise,
+    set_induction_heads,
+)
 from pyllama_spec.train.run.attention import spans_of
-from tests.train.chains import said_twice
+from tests.train.chains import repeated_text
 from tests.train.test_dflash_head import MARKOV
 from tests.train.test_head import N_VOCAB
 
@@ -46,7 +49,7 @@ def first_picks(head: DFlashHead) -> float:
     """The share of first drafts that are right in the second half of a text that says it twice."""
     half = np.random.default_rng(7).permutation(256)[:60]
     ids = np.concatenate((half, half))
-    texts = said_twice(half, np.concatenate(rows_of(head, ids), axis=1))
+    texts = repeated_text(half, np.concatenate(rows_of(head, ids), axis=1))
     return float((count_accepted(head, texts) > 0).float().mean())
 
 

@@ -13,12 +13,11 @@ import torch
 from pyllama_spec.engine import Model
 from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.store import TextSequence
-from pyllama_spec.train.eagle3.chains import run_chains
-from pyllama_spec.train.eagle3.head import Eagle3Head, initialise
-from pyllama_spec.train.eagle3.induction_heads import set_induction_heads
+from pyllama_spec.train.kinds.eagle3 import Eagle3Head, initialise, set_induction_heads
+from pyllama_spec.train.run.chains import run_chains
 from pyllama_spec.train.run.target_weights import read_weights
 from tests.models import model_path
-from tests.train.chains import said_twice
+from tests.train.chains import repeated_text
 from tests.train.test_head import N_VOCAB, SHAPE
 
 LAYERS, WIDTH = (0, 2, 3), 256
@@ -71,7 +70,7 @@ def right_after_a_repetition(head: Eagle3Head) -> float:
         sequence = TextSequence(0, ids.astype(np.uint32), np.zeros(len(ids), np.bool_), True)
         rows = live.of(sequence).rows.astype(np.float32)
         live.close()
-    texts = said_twice(half, rows)
+    texts = repeated_text(half, rows)
     with torch.no_grad():
         step = next(run_chains(head, texts, 1))
         picked = head.d2t[head.logits(step.y).argmax(-1)]

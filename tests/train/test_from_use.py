@@ -153,7 +153,7 @@ def test_a_draft_is_better_where_it_was_used(
     assert values["tokens_before"] > 0
 
 
-def test_the_one_before_never_takes_the_place_of_another(tmp_path: Path) -> None:
+def test_a_kept_draft_replaces_no_other(tmp_path: Path) -> None:
     draft = tmp_path / "draft.gguf"
     assert keep_old(draft) is None
     kept = []
@@ -167,7 +167,7 @@ def test_the_one_before_never_takes_the_place_of_another(tmp_path: Path) -> None
     assert [path and path.read_bytes() for path in kept] == [bytes([i]) for i in range(4)]
 
 
-def test_of_a_link_what_it_names_is_replaced(
+def test_the_file_behind_a_link_is_replaced(
     eagle3: Config, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     draft, link = eagle3.out, tmp_path_factory.mktemp("linked") / "link.gguf"
@@ -208,7 +208,7 @@ def test_when_a_draft_is_better(
 
 
 @pytest.mark.parametrize("what", ["features", "the one before"])
-def test_on_a_full_disk_nothing_is_kept_and_nothing_said_to_be(
+def test_a_full_disk_leaves_the_draft_as_it_was(
     what: str, eagle3: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -216,7 +216,6 @@ def test_on_a_full_disk_nothing_is_kept_and_nothing_said_to_be(
 
     before = whole(eagle3)
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    monkeypatch.setattr(os, "link", full)
     monkeypatch.setattr(shutil, "copy2", full)
     with pytest.raises(TrainError, match=r"disk is full.*written\. The draft is as it was; free"):
         if what == "features":

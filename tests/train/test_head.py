@@ -14,9 +14,8 @@ import torch
 from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.target import read_target
-from pyllama_spec.train.eagle3.chains import run_chains
-from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
-from pyllama_spec.train.run.chain_objective import chain_losses
+from pyllama_spec.train.kinds.eagle3 import Eagle3Head, HeadShape, initialise
+from pyllama_spec.train.run.chains import Pairs, chain_losses, run_chains
 from pyllama_spec.train.run.export import export_head
 from pyllama_spec.train.run.objective import SoftCrossEntropy, Targets
 from pyllama_spec.train.run.target_weights import read_weights
@@ -214,7 +213,7 @@ def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
         head.weight("blk.0.attn_output.weight").zero_()
         head.weight("blk.0.ffn_down.weight").zero_()
         rows = torch.randn(5, 192, generator=torch.Generator().manual_seed(1))
-        _, y = head.finish(head.encode(rows), torch.zeros(5, 4, 16))
+        _, y = head.finish(Pairs(head.rows_of(rows), rows), torch.zeros(5, 4, 16))
         h = rows[:, 128:]
         normed = h / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         rows = torch.from_numpy(weights.output[:N_DRAFT] * weights.output_norm)

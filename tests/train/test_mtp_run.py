@@ -18,8 +18,8 @@ from pyllama_spec import Llama
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_table
 from pyllama_spec.train import TrainError, UseConfig, train_from_use, train_mtp
-from pyllama_spec.train.mtp.facts import FAMILIES
-from pyllama_spec.train.mtp.file import HeadFile, head_output, open_head
+from pyllama_spec.train.kinds.mtp import HeadFile, head_output, open_head
+from pyllama_spec.train.kinds.mtp_facts import FAMILIES
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
 from tests.mtp_tools import head_alone, without
@@ -60,7 +60,9 @@ def _copy_text(folder: Path, to: Path) -> None:
     shutil.copytree(folder / name, to / name, ignore=shutil.ignore_patterns("mtp"))
 
 
-def test_training_goes_on_with_the_file(trained: tuple[TrainReport, Path], tmp_path: Path) -> None:
+def test_training_continues_with_the_file(
+    trained: tuple[TrainReport, Path], tmp_path: Path
+) -> None:
     report, folder = trained
     head = tmp_path / "first.gguf"
     shutil.copy(report.path, head)
@@ -189,7 +191,7 @@ def test_damaged_weights_are_refused_before_any_text(
 # ---- from use
 
 
-def test_a_head_goes_on_from_use(tmp_path: Path) -> None:
+def test_a_head_is_trained_further_from_use(tmp_path: Path) -> None:
     """First with the target's own head, then with the file from that run."""
     store = tmp_path / "use.memory"
     options: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "controller": "fixed"}

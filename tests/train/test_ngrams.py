@@ -50,7 +50,7 @@ def by_hand(sequences: list[TextSequence]) -> dict[Context, tuple[dict[int, floa
     return p
 
 
-def test_it_says_what_counting_by_hand_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_equal_those_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # All contexts are kept, so that each can be looked at.
     monkeypatch.setattr(ngrams, "_MIN_P", 0.0)
     monkeypatch.setattr(ngrams, "_MIN_CHANGE", 0.0)
@@ -75,7 +75,7 @@ def test_it_says_what_counting_by_hand_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert n_elsewhere > 10, "no context was found whose likeliest token never followed it"
 
 
-def test_what_is_left_out_says_nearly_what_a_shorter_context_says() -> None:
+def test_an_omitted_context_predicts_nearly_what_a_shorter_one_does() -> None:
     sequences = texts(2, n_texts=60, n_kinds=30)
     ngrams = count_ngrams(sequences, 10**9)
     table, expected = NgramTable(ngrams.keys, ngrams.ids, ngrams.p, 30), by_hand(sequences)

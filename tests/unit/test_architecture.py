@@ -29,10 +29,10 @@ def faults(path: str, source: str) -> list[str]:
         (CHAT, "from pyllama_spec.requests import options", 1),
         (CHAT, "from ..requests.options import RequestOptions", 1),
         (CHAT, "def later():\n    from pyllama_spec.requests import job", 1),
-        (CHAT, "if TYPE_CHECKING:\n    from pyllama_spec.requests.job import Job", 1),
+        (CHAT, "if TYPE_CHECKING:\n    from pyllama_spec.requests.run import Run", 1),
         (REQUESTS, "from ..chat import template", 1),
         ("pyllama_spec/speculative/round.py", "from pyllama_spec.requests import job", 1),
-        (CHAT, "from pyllama_spec.chat.messages import check_messages", 0),
+        (CHAT, "from pyllama_spec.chat.template import check_messages", 0),
         (REQUESTS, "from pyllama_spec.speculative import Round", 0),
     ],
 )

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from pyllama_spec import ChatTemplate, Llama, RequestOptions
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.drafters import PromptLookup
-from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.context_params import ContextParams
 from pyllama_spec.errors import PyllamaSpecError
@@ -85,7 +84,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
     "SamplerParams": (SamplerParams, {}, names_of(SamplerParams)),
     "ContextParams": (ContextParams, {}, names_of(ContextParams)),
     "RequestOptions": (RequestOptions, {}, _OPTIONS),
-    "DraftOptions": (DraftOptions, {}, names_of(DraftOptions)),
     "PromptLookup": (PromptLookup, {}, names_of(PromptLookup)),
     "Batch": (Batch, {}, names_of(Batch)),
     "Model": (Model, {"path": tiny()}, names_of(Model)),

@@ -6,8 +6,7 @@ import pytest
 
 from pyllama_spec.drafters import NoDrafter
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
-from pyllama_spec.errors import ArgumentError, BusyError
-from pyllama_spec.requests.request_lock import RequestLock
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState, SpeculativeLoop
 from tests.models import model_path
 
@@ -76,18 +75,3 @@ def test_a_sequence_takes_part_once(loop: SpeculativeLoop) -> None:
         with pytest.raises(ArgumentError):
             round_.step(twice)
     assert state.n_decoded == 0
-
-
-# ---- the next owner of a context without a line, at the moments of a change
-
-
-def test_a_thread_does_not_wait_for_itself() -> None:
-    lock = RequestLock(lambda value: None)
-    with lock.exclusive():
-        with pytest.raises(BusyError), lock.exclusive():
-            pass
-        with pytest.raises(BusyError):
-            lock.close()
-    with lock.exclusive():
-        pass
-    assert lock.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,7 @@ import pytest
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
 from pyllama_spec.speculative.controller import Span
-from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
-from pyllama_spec.speculative.scheduler import Decode, n_passes
+from pyllama_spec.speculative.scheduler import DraftBound, draft_bound, n_passes
 
 KINDS: dict[str, dict[str, Any]] = {
     "streams": {"has_streams": True, "can_fill": True},
@@ -51,33 +51,38 @@ def random_run(rng: random.Random, seq: int) -> SequenceRun:
     return run
 
 
-def n_tokens(decode: Decode) -> int:
+def n_tokens(decode: Sequence[Span]) -> int:
     """The tokens that it adds to the batch."""
-    return sum(s.n_rows + s.n_pad for s in decode.spans) + len(decode.fill) * decode.n_fill
+    return sum((s.n_rows + s.n_pad) * (1 + s.n_gap) for s in decode)
 
 
-def check(limits: Limits, spans: list[Span], decodes: list[Decode]) -> None:
+def gaps(decode: Sequence[Span]) -> list[int]:
+    """The idle sequences that it pads."""
+    return [span.seq + 1 + i for span in decode for i in range(span.n_gap)]
+
+
+def check(limits: Limits, spans: list[Span], decodes: Sequence[Sequence[Span]]) -> None:
     """Checks the invariants of every round."""
-    done = [span for decode in decodes for span in decode.spans]
+    done = [span for decode in decodes for span in decode]
     assert sorted(map(id, done)) == sorted(map(id, spans)), "each span in one decode"
     for decode in decodes:
         assert n_tokens(decode) <= limits.n_batch
-        outputs = sum(1 if s.n_prompt else s.n_rows for s in decode.spans)
+        outputs = sum(1 if s.n_prompt else s.n_rows for s in decode)
         assert outputs <= limits.n_outputs
-        ids = [span.seq for span in decode.spans]
+        ids = [span.seq for span in decode]
         assert len(set(ids)) == len(ids)
-        assert not set(ids) & set(decode.fill)
-        for span in decode.spans:
+        assert not set(ids) & set(gaps(decode))
+        for span in decode:
             assert span.n_past + span.n_rows + span.n_pad <= limits.n_ctx
-        if not limits.mixes_prompts and len(decode.spans) > 1:
+        if not limits.mixes_prompts and len(decode) > 1:
             assert n_tokens(decode) <= limits.width
             assert ids == sorted(ids)
-        if limits.needs_equal_rows and any(s.n_verified for s in decode.spans):
-            assert len({s.n_rows + s.n_pad for s in decode.spans}) == 1
+        if limits.needs_equal_rows and any(s.n_verified for s in decode):
+            assert len({s.n_rows + s.n_pad for s in decode}) == 1
             assert all(b == a + 1 for a, b in pairwise(ids))
-        if limits.goes_alone and any(s.n_verified for s in decode.spans):
-            assert len(decode.spans) == 1 and not decode.fill
-        assert limits.can_fill or not decode.fill
+        if limits.goes_alone and any(s.n_verified for s in decode):
+            assert len(decode) == 1 and not gaps(decode)
+        assert limits.can_fill or not gaps(decode)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +108,7 @@ def test_random_rounds(kind: str) -> None:
             span.verify(len(span.draft.ids))
         decodes = scheduler.decodes(spans)
         check(limits, spans, decodes)
-        n_together += any(len(decode.spans) > 1 for decode in decodes)
+        n_together += any(len(decode) > 1 for decode in decodes)
     assert n_together > 500
 
 

@@ -1,6 +1,6 @@
 """Texts of earlier requests to copy from, kept within a bound by usefulness.
 
-The texts lie one after the other in a TokenIndex, and behind each is a MARK, which is no token.
+The texts lie one after the other in a TokenIndex, and after each is a MARK, which is no token.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def known_part(index: TokenIndex, ids: Sequence[int]) -> tuple[int, list[int]]:
     """The number of a text's first tokens that an index holds, chained text by text.
 
     A conversation is one text after the first turn, and a part of a new one for each turn more.
-    The places behind the known part come with it, the newest first.
+    The places after the known part come with it, the newest first.
     """
     n = min(MAX_MATCH, len(ids))
     tokens, wanted = index.array(), np.array(ids, np.int32)

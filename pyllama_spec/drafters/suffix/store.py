@@ -253,7 +253,7 @@ class Store(Memory):
         self._generation, self._seen = generation, seen
 
     def _texts_after(self, newest: int) -> Iterator[RememberedText]:
-        """The texts behind one, in order. No more than may be there: a forged file has no end."""
+        """The texts after one, in order. No more than may be there: a forged file has no end."""
         n = 0
         for row in self._file.execute(
             "SELECT * FROM texts WHERE key > ? ORDER BY key",

@@ -100,8 +100,8 @@ _PIECE_BYTES = 16
 _MINUTES_PER_DAY = 24 * 60
 
 Progress = Callable[[float], None]
-# Given tokens and the index of the first one: what a drafter is told as they are committed.
-Told = Callable[[list[int], int], Iterable[Committed]]
+# Given tokens and the index of the first one: the commits of them.
+Commits = Callable[[list[int], int], Iterable[Committed]]
 
 
 class Played(NamedTuple):
@@ -208,12 +208,12 @@ def build(
 
 
 def play(
-    drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], told: Told | None = None
+    drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], commits: Commits | None = None
 ) -> Played:
     """Replays a known answer with a drafter, as if a target generated it."""
 
     def commit(tokens: list[int], start: int) -> None:
-        for done in (Committed(0, tokens, start),) if told is None else told(tokens, start):
+        for done in (Committed(0, tokens, start),) if commits is None else commits(tokens, start):
             drafter.commit([done])
 
     drafter.begin_request(0, remember=True, user="")

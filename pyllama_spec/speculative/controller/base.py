@@ -77,6 +77,7 @@ class Span:
     n_verified: int = 0  # the number of its tokens that are verified
     ids: Sequence[int] = ()  # those tokens
     n_pad: int = 0  # the number of padding tokens after them
+    n_gap: int = 0  # the number of idle sequences after it that are padded to its length
     first_row: int = 0  # the span's first row in the batch
     tokens: Sequence[int] = ()  # what the round committed; () for a prompt, and after a failure
 
@@ -85,6 +86,11 @@ class Span:
         self.decision = decision
         self.n_requested = n = max(min(decision.n_requested, self.max_draft), 0)
         self.asks_model = n > 0 and not decision.lookup_only
+
+    def force(self, ids: Sequence[int]) -> None:
+        """Verifies forced text: no drafter is asked for it, and no controller weighs it."""
+        self.draft = Draft(ids)
+        self.verify(len(ids))
 
     def verify(self, n: int) -> None:
         """Limits the verified tokens of the draft to the first n."""

@@ -1,27 +1,22 @@
 """Builds the training text: the target's own answers, in the order of their task numbers.
 
 Sequences end in any order; they are judged and stored in the order of their numbers, so that
-interruptions do not change the text.
-A sequence that waits for an earlier one is kept in a file, so that an interrupt loses none.
+interruptions do not change the text: one that waits for an earlier one is generated again.
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pyllama_spec.engine import Model, engine_version
-from pyllama_spec.files import open_plain
 from pyllama_spec.train.config import CorpusConfig
-from pyllama_spec.train.corpus.feature_store import FeatureStore
+from pyllama_spec.train.corpus.features import FeatureStore
 from pyllama_spec.train.corpus.generate import Generated, Generator, TargetFeatures
 from pyllama_spec.train.corpus.quality import Seen, is_repetitive
 from pyllama_spec.train.corpus.store import (
@@ -33,99 +28,27 @@ from pyllama_spec.train.corpus.store import (
 )
 from pyllama_spec.train.corpus.tasks import hash_prompt_seeds, make_source
 from pyllama_spec.train.errors import TrainError
-from pyllama_spec.train.files import hash_file, write_atomic
+from pyllama_spec.train.files import hash_file
 from pyllama_spec.train.progress import interruptions
-
-_FILE = "waiting.npz"
-# One row of the table: task, tokens, prompt, user's turn, how it ended, whether it has features.
-_COLUMNS = 6
-_FINISHES = ("stop", "length", "loop", "user")
-
-
-def save_waiting(
-    folder: Path, identity: str, waiting: Collection[Generated], *, with_features: bool
-) -> None:
-    """Replaces the stored sequences."""
-    path = folder / _FILE
-    if not waiting:
-        path.unlink(missing_ok=True)
-        return
-    table = np.zeros((len(waiting), _COLUMNS), np.int64)
-    parts: dict[str, npt.NDArray[Any]] = {"table": table, "identity": np.array(identity)}
-    for i, one in enumerate(waiting):
-        features = one.features if with_features else None
-        table[i] = (
-            one.number, len(one.tokens), one.n_prompt, one.n_user,
-            _FINISHES.index(one.finish), features is not None,
-        )  # fmt: skip
-        if features is not None:
-            parts[f"rows_{i}"] = features.rows
-            parts[f"top_ids_{i}"] = features.top_ids
-            parts[f"top_log_p_{i}"] = features.top_log_p
-    parts["tokens"] = np.concatenate([np.array(one.tokens, np.uint32) for one in waiting])
-    parts["temperature"] = np.array([one.temperature for one in waiting])
-    write_atomic(path, lambda file: np.savez(file, **parts))  # type: ignore[arg-type]
-
-
-def load_waiting(folder: Path, identity: str) -> list[Generated]:
-    """Loads the stored sequences; none if they belong to another text or are unreadable."""
-    path = folder / _FILE
-    if not path.exists():
-        return []
-    try:
-        with open_plain(path) as file, np.load(file, allow_pickle=False) as parts:
-            return _read(parts) if str(parts["identity"]) == identity else []
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
-        return []
-
-
-def _read(parts: Any) -> list[Generated]:
-    tokens, temperatures = parts["tokens"].tolist(), parts["temperature"].tolist()
-    table = parts["table"].tolist()
-    ends = np.cumsum([row[1] for row in table]).tolist()
-    return [
-        Generated(
-            number, tokens[end - n : end], n_prompt, n_user, temperatures[i], _FINISHES[finish],
-            _features(parts, i) if has_features else None,
-        )
-        for i, ((number, n, n_prompt, n_user, finish, has_features), end) in enumerate(
-            zip(table, ends, strict=True)
-        )
-    ]  # fmt: skip
-
-
-def _features(parts: Any, i: int) -> TargetFeatures:
-    return TargetFeatures(parts[f"rows_{i}"], parts[f"top_ids_{i}"], parts[f"top_log_p_{i}"])
-
 
 # Counts up when the same settings and seed begin to give another text.
 _REVISION = 3
 # Tokens of a shard: the most that a kill can lose.
 _SHARD_TOKENS = 16_384
-# Seconds between two writes of sequences that wait for a slower one.
-_SAVE_EVERY_S = 30.0
 # Below so many kept sequences of so many in a row the run gives up.
 _N_JUDGED, _LEAST_KEPT = 256, 8
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusProgress:
-    """The progress of the corpus.
+    """The progress of the corpus."""
 
-    Attributes:
-        n_answer: answer tokens of finished sequences, also of those that wait for an earlier one.
-        n_wanted: the answer tokens to collect.
-        n_texts, n_dropped: the numbers of kept and of dropped finished sequences.
-        n_running: running sequences.
-        n_begun: answer tokens of the running sequences so far.
-    """
-
-    n_answer: int
-    n_wanted: int
-    n_texts: int
+    n_answer: int  # answer tokens of finished sequences
+    n_wanted: int  # the answer tokens to collect
+    n_texts: int  # the numbers of kept and of dropped finished sequences
     n_dropped: int
-    n_running: int
-    n_begun: int
+    n_running: int  # running sequences
+    n_begun: int  # answer tokens of the running sequences so far
 
     @property
     def fraction(self) -> float:
@@ -152,10 +75,8 @@ class _Keeper:
         self, store: CorpusStore, features: FeatureStore | None, config: CorpusConfig
     ) -> None:
         self._store, self._features, self._config = store, features, config
-        # Finished, and not yet in the store: those that wait for an earlier one, and those after
-        # the last shard.
+        # Finished, and waiting for an earlier one.
         self._waiting: dict[int, Generated] = {}
-        self._judged: dict[int, Generated] = {}
         self._kept: list[tuple[TextSequence, TargetFeatures | None]] = []
         self._seen = Seen()
         self._dropped: Counter[str] = Counter(store.dropped)
@@ -167,10 +88,6 @@ class _Keeper:
         for shard in range(store.n_shards):
             for sequence in store.read(shard):
                 self._note(sequence)
-        self._saved_at = monotonic()
-        for done in load_waiting(store.folder, store.identity):
-            if done.number >= self._next:
-                self.take(done)
 
     def progress(self, running: tuple[int, int]) -> CorpusProgress:
         """The progress; `running` are the running sequences and their answer tokens."""
@@ -184,11 +101,6 @@ class _Keeper:
     def next_number(self) -> int:
         """The first task that was not filtered yet."""
         return self._next
-
-    @property
-    def known(self) -> frozenset[int]:
-        """The finished tasks after it."""
-        return frozenset(self._waiting)
 
     @property
     def n_dropped(self) -> int:
@@ -205,12 +117,9 @@ class _Keeper:
         self._waiting[done.number] = done
         while not self.is_done and (ready := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
-            self._judged[ready.number] = ready
             self._judge(ready)
             if self._n_tokens >= _SHARD_TOKENS:
                 self.flush()
-        if monotonic() - self._saved_at >= _SAVE_EVERY_S:
-            self._save_waiting(with_features=False)
 
     def _judge(self, done: Generated) -> None:
         reason = self._why_not(done)
@@ -231,7 +140,7 @@ class _Keeper:
     def _check_worth(self) -> None:
         """Raises if nearly all sequences are dropped: the target's own prompts never end."""
         if self.n_kept == 0 and self.n_dropped >= _N_JUDGED:
-            raise TrainError(_vain(self._dropped))
+            raise TrainError(_nothing_kept(self._dropped))
         n_kept, is_endless = sum(self._last), self._config.prompts is None
         if is_endless and len(self._last) == _N_JUDGED and n_kept < _LEAST_KEPT:
             raise TrainError(
@@ -271,24 +180,7 @@ class _Keeper:
             # Text is small, features are not: on a disk that is full for them it is kept still.
             self._store.append(sequences, self._next, dict(self._dropped))
         self._kept.clear()
-        self._judged.clear()
         self._n_tokens = 0
-
-    def close(self) -> None:
-        """Stores all finished sequences; on a full disk, those that fit."""
-        try:
-            self.flush()
-            self._save_waiting(with_features=self._features is not None)
-        except TrainError:
-            self._save_waiting(with_features=False)
-            raise
-
-    def _save_waiting(self, *, with_features: bool) -> None:
-        finished = [*self._judged.values(), *self._waiting.values()]
-        save_waiting(
-            self._store.folder, self._store.identity, finished, with_features=with_features
-        )
-        self._saved_at = monotonic()
 
 
 _REMEDIES = (
@@ -302,7 +194,7 @@ def _reasons(dropped: Counter[str]) -> str:
     return ", ".join(f"{reason}: {n}" for reason, n in dropped.most_common())
 
 
-def _vain(dropped: Counter[str]) -> str:
+def _nothing_kept(dropped: Counter[str]) -> str:
     return (
         f"none of the first {dropped.total()} sequences is worth keeping ({_reasons(dropped)}). "
         f"{_REMEDIES}"
@@ -335,10 +227,10 @@ def build_corpus(
             _collect(generator, keeper, on_progress)
         finally:
             generator.close()
-            keeper.close()
+            keeper.flush()
     corpus = load_corpus(store, config.n_tokens)
     if not corpus.sequences:
-        raise TrainError(_vain(Counter(store.dropped)))
+        raise TrainError(_nothing_kept(Counter(store.dropped)))
     return corpus
 
 
@@ -348,7 +240,7 @@ def _collect(
     on_progress: Callable[[CorpusProgress], None] | None,
 ) -> None:
     with interruptions() as interrupted:
-        for done in generator.run(keeper.next_number, keeper.known):
+        for done in generator.run(keeper.next_number):
             if done is not None:
                 keeper.take(done)
             elif on_progress is not None:

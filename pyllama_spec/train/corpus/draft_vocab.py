@@ -19,17 +19,12 @@ _PROMPT_WEIGHT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DraftVocab:
-    """A draft vocabulary and its coverage.
+    """A draft vocabulary and its coverage."""
 
-    Attributes:
-        d2t: [n_draft_vocab] int64, the target's id of each draft id, ascending.
-        t2d: [n_vocab] int64, the draft id of each target id; -1 if there is none.
-        coverage: the share of the corpus's answer tokens in the draft vocabulary.
-    """
-
-    d2t: npt.NDArray[np.int64]
+    d2t: npt.NDArray[np.int64]  # [n_draft_vocab] int64, the target's id of each draft id, ascending
+    # [n_vocab] int64, the draft id of each target id; -1 if there is none
     t2d: npt.NDArray[np.int64]
-    coverage: float
+    coverage: float  # the share of the corpus's answer tokens in the draft vocabulary
 
 
 def token_weights(
@@ -93,15 +88,10 @@ _BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 
 @dataclass(frozen=True, slots=True)
 class HeadBytes:
-    """The bytes of a head by its vocabulary size.
+    """The bytes of a head by its vocabulary size."""
 
-    Attributes:
-        fixed: the bytes that do not depend on the vocabulary size.
-        per_token: the bytes per token.
-    """
-
-    fixed: float
-    per_token: float
+    fixed: float  # the bytes that do not depend on the vocabulary size
+    per_token: float  # the bytes per token
 
     def of(self, size: int) -> float:
         """The bytes of a head with n tokens."""

@@ -15,16 +15,17 @@ Of a sequence of n tokens (dtypes as in generate.TargetFeatures):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import groupby
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Batch, Context, Model
-from pyllama_spec.train.corpus.feature_store import FeatureStore
+from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.train.corpus.generate import (
     TargetFeatures,
     empty_features,
@@ -32,8 +33,87 @@ from pyllama_spec.train.corpus.generate import (
     set_top,
     top_k_of,
 )
-from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
+from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence, check_same
+from pyllama_spec.train.files import (
+    read_array,
+    read_json,
+    write_array,
+    write_json,
+)
 from pyllama_spec.train.progress import interruptions
+
+INDEX = "index.json"
+_PARTS = ("rows", "top_ids", "top_log_p")
+
+
+def feature_folder(work: Path, layers: Sequence[int]) -> Path:
+    """The folder of the features of some layers; other drafts' features have other folders."""
+    first = work / "features"
+    index = read_json(first / INDEX)
+    if index is None or index["identity"].get("target_layers") == list(layers):
+        return first
+    return work / "-".join(["features", *("head" if k == HEAD_ROWS else str(k) for k in layers)])
+
+
+class FeatureStore:
+    """The features of whole shards.
+
+    Args:
+        folder: the folder of the features; created if missing.
+        identity: the corpus's identity, with the layers and the number of likeliest tokens.
+        token_bytes: bytes of the features of one token.
+        max_bytes: the most bytes of all features.
+    """
+
+    def __init__(
+        self, folder: Path, identity: dict[str, Any], token_bytes: int, max_bytes: float
+    ) -> None:
+        self.folder, self._token_bytes, self._max_bytes = folder, token_bytes, max_bytes
+        index = read_json(folder / INDEX)
+        self._index: dict[str, Any] = index or {"identity": identity, "shards": {}}
+        check_same(self._index["identity"], identity, folder)
+        self._open: dict[int, list[npt.NDArray[Any]]] = {}
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes of the features of one token."""
+        return self._token_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all features on disk."""
+        return sum(int(shard["bytes"]) for shard in self._index["shards"].values())
+
+    def has(self, shard: int, sha256: str) -> bool:
+        """Whether it has the features of a shard with these tokens."""
+        entry = self._index["shards"].get(str(shard))
+        return entry is not None and entry["sha256"] == sha256
+
+    def has_room(self, n_tokens: int) -> bool:
+        """Whether the features of n tokens still fit the limit."""
+        return self.n_bytes + n_tokens * self._token_bytes <= self._max_bytes
+
+    def put(self, shard: int, sha256: str, features: Sequence[TargetFeatures]) -> None:
+        """Stores the features of a whole shard, and replaces earlier ones."""
+        arrays = [np.concatenate([getattr(f, part) for f in features]) for part in _PARTS]
+        n_bytes = sum(array.nbytes for array in arrays)
+        for part, array in zip(_PARTS, arrays, strict=True):
+            write_array(self._path(shard, part), array)
+        shards = {**self._index["shards"], str(shard): {"bytes": n_bytes, "sha256": sha256}}
+        index = {**self._index, "shards": shards}
+        write_json(self.folder / INDEX, index)
+        self._index = index
+
+    def get(self, shard: int, start: int, end: int) -> TargetFeatures:
+        """The features of tokens start .. end - 1 of a shard: views of its files."""
+        if shard not in self._open:
+            self._open[shard] = [read_array(self._path(shard, p), mapped=True) for p in _PARTS]
+        rows, ids, log_p = self._open[shard]
+        return TargetFeatures(rows[start:end], ids[start:end], log_p[start:end])
+
+    def _path(self, shard: int, part: str) -> Path:
+        return self.folder / f"shard-{shard:05d}.{part}.npy"
+
 
 _BATCH = 512
 
@@ -180,14 +260,12 @@ def store_features(
         for shard in missing:
             if not store.has_room(texts.n_tokens(shard)):
                 return
-            features = store.begun(texts.sha256(shard))
-            done += sum(len(one.rows) for one in features)
-            for sequence in texts.read(shard)[len(features) :]:
+            features: list[TargetFeatures] = []
+            for sequence in texts.read(shard):
                 features.append(live.of(sequence))
                 done += len(sequence.tokens)
                 if on_progress is not None:
                     on_progress(done, total)
                 if interrupted.is_set():
-                    store.put_begun(texts.sha256(shard), features)
                     raise KeyboardInterrupt
             store.put(shard, texts.sha256(shard), features)

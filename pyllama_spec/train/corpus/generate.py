@@ -9,7 +9,7 @@ with types whose rows do not depend on the batch, and an interrupted run can con
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +28,10 @@ _BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The likeliest tokens of a distribution with their log-probabilities.
+    """The likeliest tokens of a distribution with their log-probabilities."""
 
-    Attributes:
-        ids: [k] int64, the likeliest first; the smaller id first if equal.
-        log_p: [k] float32, natural logarithms of their probabilities in the whole distribution.
-    """
-
-    ids: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int64]  # [k] int64, the likeliest first; the smaller id first if equal
+    # [k] float32, natural logarithms of their probabilities in the whole distribution
     log_p: npt.NDArray[np.float32]
 
 
@@ -101,16 +97,11 @@ _PREFILL = 512
 
 @dataclass(slots=True)
 class TargetFeatures:
-    """The target's features for the tokens of one sequence; see features.py.
+    """The target's features for the tokens of one sequence; see features.py."""
 
-    Attributes:
-        rows: [n, n_layers * n_embd] float16 layer inputs, side by side.
-        top_ids: [n, k] uint32, the likeliest next tokens after each one.
-        top_log_p: [n, k] float16, their log-probabilities; -inf if there is none.
-    """
-
-    rows: npt.NDArray[np.float16]
-    top_ids: npt.NDArray[np.uint32]
+    rows: npt.NDArray[np.float16]  # [n, n_layers * n_embd] float16 layer inputs, side by side
+    top_ids: npt.NDArray[np.uint32]  # [n, k] uint32, the likeliest next tokens after each one
+    # [n, k] float16, their log-probabilities; -inf if there is none
     top_log_p: npt.NDArray[np.float16]
 
 
@@ -137,26 +128,16 @@ def set_top(features: TargetFeatures, i: int, top: TopK) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A finished sequence.
+    """A finished sequence."""
 
-    Attributes:
-        number: the number of its task.
-        tokens: the ids of prompt and answer.
-        n_prompt: the index at which the answer begins.
-        n_user: the index at which the user turn by the target begins; n_prompt if there is none.
-        temperature: the temperature of the answer.
-        finish: "stop", "length", "loop" (only its first turns are kept), or, if there is no answer,
-            "user".
-        features: the features of its tokens, if requested.
-    """
-
-    number: int
-    tokens: list[int]
-    n_prompt: int
-    n_user: int
-    temperature: float
+    number: int  # the number of its task
+    tokens: list[int]  # the ids of prompt and answer
+    n_prompt: int  # the index at which the answer begins
+    n_user: int  # the index at which the user turn by the target begins; n_prompt if there is none
+    temperature: float  # the temperature of the answer
+    # "stop", "length", "loop" (only its first turns are kept), or, if there is no answer, "user"
     finish: str
-    features: TargetFeatures | None
+    features: TargetFeatures | None  # the features of its tokens, if requested
 
 
 class _Collector(Drafter):
@@ -221,19 +202,14 @@ class _TaskSampler(StepSampler):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A sequence of the context with its current task.
-
-    Attributes:
-        n_prompt, n_user: see Generated.
-        in_user: whether the target is writing the user turn now.
-    """
+    """A sequence of the context with its current task."""
 
     state: SequenceState
     task: Task | None = None
     run: SequenceRun | None = None
-    n_prompt: int = 0
+    n_prompt: int = 0  # see Generated
     n_user: int = 0
-    in_user: bool = False
+    in_user: bool = False  # whether the target is writing the user turn now
 
 
 class Generator:
@@ -272,14 +248,12 @@ class Generator:
         n = sum(len(p.state.tokens) - p.n_prompt for p in busy if not p.in_user)
         return len(busy), max(n, 0)
 
-    def run(self, first: int, known: Container[int] = ()) -> Iterator[Generated | None]:
+    def run(self, first: int) -> Iterator[Generated | None]:
         """Generates tasks first, first + 1, ... and yields them as they end, in any order."""
         number, is_over = first, False
         while True:
             for place in self._places:
                 if place.task is None and not is_over:
-                    while number in known:
-                        number += 1
                     task = self._source.task(number)
                     number, is_over = number + 1, task is None
                     if task is not None:

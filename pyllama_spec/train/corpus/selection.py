@@ -22,7 +22,7 @@ def _bucket(sequence: TextSequence) -> int:
 
 
 def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], list[int]]:
-    """Splits sequences into training ones and greedy held-out ones of about `most` tokens.
+    """Splits sequences into training ones and greedy held-out ones of about max_tokens tokens.
 
     Held-out text is greedy, as greedy chains are compared with it: sampled answers to held-out
     prompts are left out of both parts. At least one prompt is held out. A corpus with a single
@@ -66,20 +66,14 @@ def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The statistics that initialise a head.
+    """The statistics that initialise a head."""
 
-    Attributes:
-        rows: [n, n_embd] float32, the first layer input at some tokens.
-        tokens: [n] int64, these tokens.
-        last: [n, n_embd] float32, the last layer input there.
-        rms: [n_layers] float32, the root mean square of each layer input over these tokens.
-        channel_rms: [n_layers * n_embd] float32, the same for each channel of all layer inputs.
-    """
-
-    rows: npt.NDArray[np.float32]
-    tokens: npt.NDArray[np.int64]
-    last: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.float32]  # [n, n_embd] float32, the first layer input at some tokens
+    tokens: npt.NDArray[np.int64]  # [n] int64, these tokens
+    last: npt.NDArray[np.float32]  # [n, n_embd] float32, the last layer input there
+    # [n_layers] float32, the root mean square of each layer input over these tokens
     rms: npt.NDArray[np.float32]
+    # [n_layers * n_embd] float32, the same for each channel of all layer inputs
     channel_rms: npt.NDArray[np.float32]
 
 

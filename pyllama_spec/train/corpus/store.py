@@ -21,27 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.train.errors import CheckpointError
-from pyllama_spec.train.files import hash_json, read_array, read_json, write_array, write_json
+from pyllama_spec.train.files import read_array, read_json, write_array, write_json
 
 INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class TextSequence:
-    """One sequence of the corpus.
+    """One sequence of the corpus."""
 
-    Attributes:
-        number: the number of its task.
-        tokens: [n] uint32.
-        mask: [n] bool, True for tokens of the answer.
-        is_greedy: whether the answer was generated at temperature 0.
-        missed: [n] bool, where a draft was wrong when the text was made; None if unknown.
-    """
-
-    number: int
-    tokens: npt.NDArray[np.uint32]
-    mask: npt.NDArray[np.bool_]
-    is_greedy: bool
+    number: int  # the number of its task
+    tokens: npt.NDArray[np.uint32]  # [n] uint32
+    mask: npt.NDArray[np.bool_]  # [n] bool, True for tokens of the answer
+    is_greedy: bool  # whether the answer was generated at temperature 0
+    # [n] bool, where a draft was wrong when the text was made; None if unknown
     missed: npt.NDArray[np.bool_] | None = None
 
     @property
@@ -65,11 +58,6 @@ class CorpusStore:
             index = {"identity": identity, "next_number": 0, "shards": [], "dropped": {}}
         check_same(index["identity"], identity, folder)
         self._index: dict[str, Any] = index
-
-    @property
-    def identity(self) -> str:
-        """The hash of the text's identity."""
-        return hash_json(self._index["identity"])
 
     @property
     def next_number(self) -> int:
@@ -148,17 +136,11 @@ def hash_tokens(sequences: Sequence[TextSequence]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The sequences that a run trains on, in order.
+    """The sequences that a run trains on, in order."""
 
-    Attributes:
-        sequences: the shortest prefix of the store with enough answer tokens.
-        places: the shard of each sequence, and its index in the shard.
-        sha256: the SHA-256 of all token ids and masks.
-    """
-
-    sequences: list[TextSequence]
-    places: list[tuple[int, int]]
-    sha256: str
+    sequences: list[TextSequence]  # the shortest prefix of the store with enough answer tokens
+    places: list[tuple[int, int]]  # the shard of each sequence, and its index in the shard
+    sha256: str  # the SHA-256 of all token ids and masks
 
     @property
     def n_tokens(self) -> int:

@@ -76,22 +76,14 @@ _WHOLE_SHARE = 0.5
 
 @dataclass(slots=True)
 class Task:
-    """A sequence to generate.
+    """A sequence to generate."""
 
-    Attributes:
-        number: its place in the corpus.
-        prompt: the first ids.
-        temperature: the temperature of the answer.
-        rng: its own random numbers.
-        writes_user: whether the target writes the user turn first.
-        max_user: the most tokens of the user turn; None for the configuration's number.
-    """
-
-    number: int
-    prompt: list[int]
-    temperature: float
-    rng: np.random.Generator
-    writes_user: bool
+    number: int  # its place in the corpus
+    prompt: list[int]  # the first ids
+    temperature: float  # the temperature of the answer
+    rng: np.random.Generator  # its own random numbers
+    writes_user: bool  # whether the target writes the user turn first
+    # the most tokens of the user turn; None for the configuration's number
     max_user: int | None = None
 
 
@@ -153,12 +145,12 @@ class OwnPrompts:
         if task.rng.random() >= self._config.prompt_seed_share:
             return task
         prompt_seed = self._prompt_seeds.draw(task.rng)
-        begun = self._vocab.tokenize(prompt_seed, add_special=False, parse_special=False)
+        opening = self._vocab.tokenize(prompt_seed, add_special=False, parse_special=False)
         config = self._config
-        n = len(task.prompt) + len(begun) + config.min_user + len(self.after_user)
+        n = len(task.prompt) + len(opening) + config.min_user + len(self.after_user)
         if n + config.min_answer > config.n_ctx:  # no room for an answer
             return task
-        task.prompt += begun
+        task.prompt += opening
         if is_whole(prompt_seed) and task.rng.random() < _WHOLE_SHARE:
             task.prompt += self.after_user
             task.writes_user = False

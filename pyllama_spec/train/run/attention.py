@@ -14,17 +14,11 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Span:
-    """The drafts of one sequence.
+    """The drafts of one sequence."""
 
-    Attributes:
-        drafts: a slice of the drafts.
-        rows: a slice of the features, up to the last one that a draft sees.
-        seen: [c] int64, the last place in `rows` that each draft sees.
-    """
-
-    drafts: slice
-    rows: slice
-    seen: Tensor
+    drafts: slice  # a slice of the drafts
+    rows: slice  # a slice of the features, up to the last one that a draft sees
+    seen: Tensor  # [c] int64, the last place in `rows` that each draft sees
 
 
 def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
@@ -48,46 +42,16 @@ def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
     return spans
 
 
-class OwnRows:
-    """The keys and values of the drafts' own rows: one row per draft and step."""
-
-    def __init__(self) -> None:
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Adds a step: the keys and values of one row per draft, both [c, n_head_kv, size]."""
-        self._keys.append(keys)
-        self._values.append(values)
-
-    def keep(self, drafts: Tensor) -> None:
-        """Keeps the rows of some drafts; `drafts` are indices, [c'] int64."""
-        self._keys = [keys[drafts] for keys in self._keys]
-        self._values = [values[drafts] for values in self._values]
-
-    def attend(self, q: Tensor, features: tuple[Tensor, Tensor], spans: list[Span]) -> Tensor:
-        """Attention of one query per draft, [c, n_head, size], to features and all own rows."""
-        none = q.new_empty(0)
-        keys = torch.stack(self._keys, 1) if self._keys else none
-        values = torch.stack(self._values, 1) if self._values else none
-        return attend(q[:, None], features, (keys, values), spans)[:, 0]
-
-
 def attend(
-    q: Tensor,
-    features: tuple[Tensor, Tensor],
+    q: Tensor,  # [c, b, n_head, size], the queries of b rows of each draft
+    features: tuple[Tensor, Tensor],  # keys and values of features, each [n, n_head_kv, size]
+    # keys and values of the drafts' own rows, each [c, e, n_head_kv, size]; may be empty
     own: tuple[Tensor, Tensor],
-    spans: list[Span],
+    spans: list[Span],  # drafts and features by sequence
+    # [b, e] bool, which own rows a query does not see; None if it sees all
     hidden: Tensor | None = None,
 ) -> Tensor:
     """Attention of every draft over features up to its start and its own rows.
-
-    Args:
-        q: [c, b, n_head, size], the queries of b rows of each draft.
-        features: keys and values of features, each [n, n_head_kv, size].
-        own: keys and values of the drafts' own rows, each [c, e, n_head_kv, size]; may be empty.
-        spans: drafts and features by sequence.
-        hidden: [b, e] bool, which own rows a query does not see; None if it sees all.
 
     Returns:
         [c, b, n_head, size].

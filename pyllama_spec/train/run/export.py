@@ -19,25 +19,22 @@ from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Kind as ExportType
 from pyllama_spec.gguf.writer import Output, write_gguf
 from pyllama_spec.train.config import RunConfig, command
-from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.init_draft import InitDraft
-from pyllama_spec.train.run.kind import H, Kind
-from pyllama_spec.train.run.target_weights import TargetWeights
+from pyllama_spec.train.run.kind import H, Inputs, Kind
 
 
 def record(
-    config: RunConfig, *, target_name: str, hashes: Mapping[str, str],
-    figures: Mapping[str, Any], torch_version: str,
-) -> dict[str, Any]:  # fmt: skip
+    config: RunConfig, target_name: str, hashes: Mapping[str, str], figures: Mapping[str, Any]
+) -> dict[str, Any]:
     """The keys under pyllama_spec.train."""
     corpus, fit = config.corpus.identity(), asdict(config.fit)
     settings = {"corpus": corpus, "fit": fit, "n_top": config.n_top}
     versions = {
         "pyllama_spec": __version__,
         "engine": engine_version(),
-        "torch": torch_version,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
@@ -65,12 +62,9 @@ def export_head(
     keys: Mapping[str, Any] | None = None,
     extra: Sequence[PlannedTensor] = (),
 ) -> int:
-    """Writes the file.
+    """Writes the file, and returns its size in bytes.
 
     The embedding is the target's own and stays there: the head is as wide as the target.
-
-    Returns:
-        The size of the file in bytes.
     """
     own = {"context_length": n_ctx, **head.sizes.keys()}
     named = {f"{arch}.{key}": value for key, value in own.items()} | dict(keys or {})
@@ -85,39 +79,33 @@ def export_head(
 
 
 def write_draft(
-    kind: Kind[H],
+    kind: Kind[H, Any],
     head: H,
-    config: RunConfig,
-    weights: TargetWeights,
+    inputs: Inputs,
     path: Path,
     *,
-    n_ctx: int,
     export_type: str,
-    sequences: Sequence[TextSequence],
     init: InitDraft | None,
     figures: Mapping[str, Any],
     hashes: Mapping[str, str],
     reporter: Reporter,
 ) -> int:
-    """Writes a run's draft with its provenance.
-
-    Returns:
-        The size of the file in bytes.
-    """
+    """Writes a run's draft with its provenance, and returns its size in bytes."""
+    weights = inputs.weights
+    # The texts that the head learned from: held-out texts stay unknown to it.
+    sequences = [inputs.corpus.sequences[i] for i in inputs.train]
     hashes = {"target_sha256": weights.sha256, **hashes}
     if init is not None:
         hashes = {**hashes, "init_sha256": init.sha256}
         before = {"tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text}
         figures = {**figures, **before}
-    made = record(
-        config, target_name=weights.name, hashes=hashes, figures=figures,
-        torch_version=str(torch.__version__),
-    )  # fmt: skip
+    made = record(kind.config, weights.name, hashes, figures)
     output = kind.output(head, weights.name, made, export_type)
     if output is not None:
         return write_gguf(path, output).n_bytes
     return export_head(
-        head, read_target(config.target), path, arch=kind.arch,
-        name=f"{weights.name} {kind.title}", n_ctx=n_ctx, export_type=export_type, record=made,
-        keys=kind.keys(head), extra=kind.extra_tensors(sequences, init, reporter),
+        head, read_target(kind.config.target), path, arch=kind.arch,
+        name=f"{weights.name} {kind.title}", n_ctx=kind.model.info.n_ctx_train,
+        export_type=export_type, record=made, keys=kind.keys(head),
+        extra=kind.extra_tensors(sequences, init, reporter),
     )  # fmt: skip

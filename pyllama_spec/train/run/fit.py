@@ -2,27 +2,191 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import monotonic
-from typing import Any, Generic
+from typing import Any, BinaryIO, Generic
 
 import numpy as np
 import torch
 
 from pyllama_spec.train.config import FitSettings
-from pyllama_spec.train.corpus.draft_vocab import DraftVocab
-from pyllama_spec.train.corpus.features import Features
 from pyllama_spec.train.corpus.selection import batches_from, count_batches
-from pyllama_spec.train.corpus.store import Corpus
-from pyllama_spec.train.errors import DivergedError
+from pyllama_spec.train.corpus.store import check_same
+from pyllama_spec.train.errors import CheckpointError, DivergedError
+from pyllama_spec.train.files import write_atomic, write_json
 from pyllama_spec.train.progress import Reporter, interruptions
-from pyllama_spec.train.run.checkpoint import Checkpoints
-from pyllama_spec.train.run.curves import Measurement
-from pyllama_spec.train.run.kind import H, Kind
+from pyllama_spec.train.run.kind import H, Inputs, Kind
 from pyllama_spec.train.run.objective import Acceptance, AcceptanceMeter, Losses
 from pyllama_spec.train.run.texts import load, with_fewer_right
+
+_FORMAT = 1
+
+
+class Checkpoints:
+    """The files of a folder: `last.pt` to continue from, and `best.pt` to export."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder, self._identity = folder, identity
+
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Writes a state."""
+        content = {"format": _FORMAT, "identity": self._identity, "state": state}
+        write_atomic(self._path(name), lambda file: save_whole(content, file))
+
+    def load(self, name: str) -> dict[str, Any] | None:
+        """Loads a state; None if there is none."""
+        path = self._path(name)
+        if not path.exists():
+            return None
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            known = content["format"] == _FORMAT
+            identity, state = content["identity"], content["state"]
+        except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of unpickling
+            raise CheckpointError(
+                f"{path} is damaged ({type(error).__name__}: {error}); --restart begins the "
+                "training again with the same text"
+            ) from None
+        if not known:
+            raise CheckpointError(f"{path} is of another version; --restart begins again")
+        check_same(identity, self._identity, path, ", or --restart to train from the beginning")
+        checkpoint: dict[str, Any] = state
+        return checkpoint
+
+    @property
+    def remedy(self) -> str:
+        """The remedy for a diverged fit: its last state and how to restart, as "... with"."""
+        return f"The checkpoint in {self.folder} is of before; begin again with --restart and"
+
+    def clear(self) -> None:
+        """Deletes the files."""
+        for name in ("last", "best"):
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.pt"
+
+
+class KeptInMemory(Checkpoints):
+    """The best state of a fit in memory, for a fit without files."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), {})
+        self._best: dict[str, Any] | None = None
+
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Keeps the weights to export; ignores states to continue from."""
+        if name == "best":
+            head = {key: value.detach().cpu().clone() for key, value in state["head"].items()}
+            self._best = {**state, "head": head}
+
+    def load(self, name: str) -> dict[str, Any] | None:
+        """The best state; None if there is none."""
+        return self._best if name == "best" else None
+
+    @property
+    def remedy(self) -> str:
+        """See Checkpoints."""
+        return "The draft is as it was; begin again with"
+
+    def clear(self) -> None:
+        """Drops the state."""
+        self._best = None
+
+
+class _Disk:
+    """A file that keeps the system's error, which torch would hide for a full disk."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def save_whole(content: dict[str, Any], file: BinaryIO) -> None:
+    """torch.save() that raises OSError if a write fails."""
+    disk = _Disk(file)
+    try:
+        torch.save(content, disk)
+    except RuntimeError:
+        if disk.error is None:
+            raise
+        raise disk.error from None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One measurement of a fit."""
+
+    step: int  # optimiser steps so far
+    n_tokens: int  # answer tokens seen so far
+    lr: float  # learning rate
+    loss: list[float]  # mean cross-entropy by depth since the last measurement, in nats
+    # share of right picks by depth since the last measurement, on the training text
+    hits: list[float]
+    # share of rounds in which draft i was accepted, on held-out greedy text
+    acceptance: list[float]
+    given: list[float]  # share of drafts i accepted among those whose earlier tokens were accepted
+    tokens_per_round: float  # tokens per round on held-out greedy text
+
+    def as_dict(self) -> dict[str, Any]:
+        """The measurement as JSON types."""
+        return asdict(self)
+
+
+def write_curves(folder: Path, course: Sequence[Measurement]) -> str:
+    """Writes curves.json, and curves.png where matplotlib is installed."""
+    write_json(folder / "curves.json", [point.as_dict() for point in course])
+    try:
+        picture = _png(course)
+    except ImportError as error:
+        return f"no picture of the curves ({error}): pip install 'pyllama_spec[train]' brings it"
+    write_atomic(folder / "curves.png", lambda file: file.write(picture))
+    return ""
+
+
+def _png(course: Sequence[Measurement]) -> bytes:
+    # Without pyplot: no window, no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    losses, accepted = figure.subplots(1, 2)
+    x = [point.n_tokens for point in course]
+    for depth in range(len(course[0].loss) if course else 0):
+        losses.plot(x, [point.loss[depth] for point in course], label=f"depth {depth + 1}")
+        accepted.plot(x, [point.acceptance[depth] for point in course], label=f"depth {depth + 1}")
+    losses.set(xlabel="answer tokens seen", ylabel="cross-entropy (nats)")
+    accepted.set(xlabel="answer tokens seen", ylabel="rounds in which the draft was accepted")
+    accepted.set_ylim(0, 1)
+    for axes in (losses, accepted):
+        axes.grid(alpha=0.3)
+    losses.legend()
+    if course:
+        # The file holds the weights of this one, not those of the last step.
+        # The last of equal measurements, as the fit takes it.
+        best = max(reversed(course), key=lambda point: point.tokens_per_round)
+        accepted.axvline(best.n_tokens, color="grey", linestyle=":")
+        accepted.set_title(f"best: {best.tokens_per_round:.2f} tokens per round, dotted")
+    out = io.BytesIO()
+    # The version would change the file from one machine to the next.
+    figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
+    return out.getvalue()
+
 
 # Sequences of one measurement's batch; without gradients they take little memory.
 _MEASURE_SEQUENCES = 8
@@ -31,56 +195,27 @@ _FLOOR = 0.01
 _BETAS = (0.9, 0.95)
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The sequences to train on and to measure on.
-
-    Attributes:
-        corpus: all sequences.
-        source: their features.
-        vocab: the vocabulary of the draft.
-        train, held_out: indices of sequences.
-    """
-
-    corpus: Corpus
-    source: Features
-    vocab: DraftVocab
-    train: list[int]
-    held_out: list[int]
-
-
 @dataclass(slots=True)
 class FitState:
-    """The state of a fit.
+    """The state of a fit."""
 
-    Attributes:
-        step: optimiser steps done.
-        n_tokens: answer tokens seen.
-        course: the measurements.
-        best: tokens per round of the best measurement, and its step.
-        is_over: whether it has ended.
-        untrained: the head's acceptance before the first step.
-    """
-
-    step: int = 0
-    n_tokens: int = 0
-    course: list[Measurement] = field(default_factory=list)
-    best: float = 0.0
+    step: int = 0  # optimiser steps done
+    n_tokens: int = 0  # answer tokens seen
+    course: list[Measurement] = field(default_factory=list)  # the measurements
+    best: float = 0.0  # tokens per round of the best measurement, and its step
     best_step: int = 0
-    is_over: bool = False
-    untrained: Acceptance | None = None
+    is_over: bool = False  # whether it has ended
+    untrained: Acceptance | None = None  # the head's acceptance before the first step
 
 
 class Fit(Generic[H]):
     """One fit of a head.
 
     Args:
-        kind: the kind of the draft.
+        kind: the kind of the draft, with the configuration of the run.
         head: the head on its device, with its initial weights.
         text: the text to train and measure on.
-        config: the options of the fit.
         checkpoints: the files of its states.
-        checkpoint_s: seconds between checkpoints.
         bf16: whether to compute products in bfloat16.
         reporter: receives the progress.
         right_share: the share to learn from of the drafts that were right when the text was made,
@@ -89,20 +224,19 @@ class Fit(Generic[H]):
 
     def __init__(
         self,
-        kind: Kind[H],
+        kind: Kind[H, Any],
         head: H,
-        text: Text,
-        config: FitSettings,
+        text: Inputs,
         checkpoints: Checkpoints,
         *,
-        checkpoint_s: float,
         bf16: bool,
         reporter: Reporter,
         right_share: float = 1.0,
     ) -> None:
-        self._right_share = right_share
-        self._kind, self._head, self._text, self._config = kind, head, text, config
-        self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
+        self._right_share, self._kind, self._head, self._text = right_share, kind, head, text
+        self._config: FitSettings = kind.config.fit
+        config = self._config
+        self._checkpoints = checkpoints
         self._dtype, self._reporter = torch.bfloat16 if bf16 else torch.float32, reporter
         self._device = head.embedding.device.type
         self._lengths = [len(text.corpus.sequences[i].tokens) for i in text.train]
@@ -158,7 +292,7 @@ class Fit(Generic[H]):
                 if is_measured(state.step, self.n_steps, config.n_evals):
                     self._note(self.measure())
                 state.is_over = state.is_over or state.step == self.n_steps
-                is_due = monotonic() - saved_at >= self._checkpoint_s
+                is_due = monotonic() - saved_at >= self._kind.config.checkpoint_s
                 if is_due or state.is_over or interrupted.is_set():
                     self._save("last")
                     saved_at = monotonic()

@@ -3,14 +3,20 @@
 The texts are those of a draft memory, only ids; the target's features of them are computed again,
 into unnamed files. So a run leaves only the draft, which replaces the previous one only if it is
 better on held-out texts. The previous one stays under another name.
+
+A store holds a conversation in parts: each has what a turn added, after the MAX_MATCH tokens before
+it. The target read everything before a part, so the parts are joined again. A text longer than the
+read limit is cut into overlapping pieces. The parts to learn from are cut out of them in windows,
+since a head sees no further than a window during the fit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
@@ -20,39 +26,173 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
-from pyllama_spec.engine import Model
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
+from pyllama_spec.drafters.suffix.upkeep import parents_of
 from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.gguf.reader import read_key, read_table
 from pyllama_spec.train.config import CorpusConfig, RunConfig
 from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.generate import Generator, TargetFeatures, token_bytes
-from pyllama_spec.train.corpus.quality import is_repetitive
+from pyllama_spec.train.corpus.quality import fingerprint, is_repetitive
 from pyllama_spec.train.corpus.store import Corpus, TextSequence, hash_tokens
 from pyllama_spec.train.corpus.tasks import make_source
-from pyllama_spec.train.corpus.use import (
-    Piece,
-    apart,
-    newest_with_answers,
-    pieces_of,
-    threads_of,
-)
 from pyllama_spec.train.errors import TrainError, writing
 from pyllama_spec.train.files import keep_old, locked_file, scratch_array
 from pyllama_spec.train.progress import Reporter, interruptions
-from pyllama_spec.train.run.checkpoint import KeptInMemory
 from pyllama_spec.train.run.export import write_draft
-from pyllama_spec.train.run.fit import Fit, Text
-from pyllama_spec.train.run.init_draft import InitDraft
-from pyllama_spec.train.run.kind import H, Kind, Start
+from pyllama_spec.train.run.fit import Fit, KeptInMemory
+from pyllama_spec.train.run.kind import H, Inputs, Kind
 from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.pipeline import device_of, try_precisions, wants_bf16
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
+# The key of a thread: tokens of its first text, after the leading ones.
+_KEY_TOKENS = 64
+# Tokens that a window has before the first one that is learned, where there are as many.
+_LEAD = 128
+# The most tokens that a text needs from the text before it.
+_MOST_BEFORE = 1 << 14
+
+Ids = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """A text as the target read it, joined from a store's parts."""
+
+    key: float  # a number in 0 .. 1 from its first text; the same in every read of the store
+    ids: list[int] = field(default_factory=list)  # its tokens
+    # the TokenOrigin of each token; GIVEN for tokens of another thread
+    origins: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a thread to read at once, and the windows to learn from."""
+
+    key: float  # the key of the thread
+    sequence: TextSequence  # its tokens; the mask marks those to learn
+    windows: list[tuple[int, TextSequence]]  # the start of each window, and its sequence
+
+    @property
+    def n_window_tokens(self) -> int:
+        """The number of tokens of all windows."""
+        return sum(len(window.tokens) for _, window in self.windows)
+
+
+def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[int]:
+    """The newest texts that together have n tokens of a target's own."""
+    chosen: set[int] = set()
+    n = 0
+    for i in range(len(texts) - 1, -1, -1):
+        if n >= n_tokens:
+            break
+        n_own = int(np.count_nonzero(texts[i].origins))
+        if n_own:
+            chosen.add(i)
+            n += n_own
+    return chosen
+
+
+def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread]:
+    """Joins texts with their continuations.
+
+    Returns:
+        The threads with something to learn, in the order of their first texts.
+    """
+    parents = parents_of(texts, chosen)
+    threads: list[Thread] = []
+    # The thread of each text, and the position of its first token there.
+    places: dict[int, tuple[Thread, int]] = {}
+    for i in sorted(parents):
+        text, parent = texts[i], parents[i]
+        ids, n_lead = text.ids.tolist(), 0 if parent is None else MAX_MATCH
+        origins = text.origins.tobytes() if i in chosen else bytes(len(ids))
+        thread = None
+        if parent is not None:
+            before, at = places[parent[0]]
+            thread, end = before, at + parent[1]
+        if thread is None or end < len(thread.ids):
+            context = [] if thread is None else thread.ids[max(end - _MOST_BEFORE, 0) : end]
+            thread = Thread(_key(ids[n_lead:]), context, bytearray(len(context)))
+            threads.append(thread)
+        places[i] = thread, len(thread.ids) - n_lead
+        thread.ids += ids[n_lead:]
+        thread.origins += origins[n_lead:]
+    return [thread for thread in threads if any(thread.origins)]
+
+
+def _key(ids: Sequence[int]) -> float:
+    digest = fingerprint(list(ids[:_KEY_TOKENS]))
+    return int.from_bytes(digest, "little") / (1 << 8 * len(digest))
+
+
+def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Piece]:
+    """The pieces of threads, each with its windows."""
+    out: list[Piece] = []
+    n_lead = min(_LEAD, n_window // 4)
+    for thread in threads:
+        ids = np.array(thread.ids, np.uint32)
+        origins = np.frombuffer(bytes(thread.origins), np.uint8)
+        for first, end, own in _cuts(origins, n_piece, n_piece // 4):
+            # The preceding tokens, as far as there is room.
+            begin = max(min(first, end - n_piece), 0)
+            part = _sequence(len(out), ids, origins, begin, end, own)
+            windows = [
+                (a, _sequence(len(out), part.tokens, origins[begin:end], a, b, max(c, own - begin)))
+                for a, b, c in _cuts(_learned(origins[begin:end], own - begin), n_window, n_lead)
+            ]
+            out.append(Piece(thread.key, part, windows))
+    return out
+
+
+def _learned(origins: Bytes, own: int) -> Bytes:
+    out: Bytes = origins.copy()
+    # Nothing is predicted before there is a row of a token and the token after it.
+    out[: max(own, 2)] = TokenOrigin.GIVEN
+    return out
+
+
+def _cuts(origins: Bytes, most: int, n_lead: int) -> Iterator[tuple[int, int, int]]:
+    """The ranges of a text's parts, and where the new tokens of each start.
+
+    Every token to learn is in one of them, and no part ends with given tokens.
+    """
+    at = np.flatnonzero(origins)
+    done = 0
+    while len(at := at[at >= done]):
+        begin = max(int(at[0]) - n_lead, 0)
+        last = int(at[at < begin + most][-1])
+        yield begin, last + 1, done
+        done = last + 1
+
+
+def _sequence(
+    number: int, ids: npt.NDArray[np.uint32], origins: Bytes, begin: int, end: int, own: int
+) -> TextSequence:
+    its = _learned(origins[begin:end], own - begin)
+    missed: npt.NDArray[np.bool_] = its == TokenOrigin.MISSED
+    return TextSequence(number, ids[begin:end], its > TokenOrigin.GIVEN, True, missed)
+
+
+def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
+    """The keys of the held-out threads: to choose the best weights, and for the final comparison.
+
+    The key depends on a thread's text, so a held-out thread is held out in later runs too.
+    """
+    order = sorted(set(keys))
+    n_judging = min(max(bisect_left(order, share / 2), 1), len(order) - 2)
+    n_held = min(max(bisect_left(order, share), n_judging + 1), len(order) - 1)
+    return set(order[n_judging:n_held]), set(order[:n_judging])
+
+
 # Tokens that are read at once: what came before them does not change what is learned by much.
 _PIECE_TOKENS = 2048
-# Sequences of other text that are written at once, and the most useless ones in a row.
-_PARALLEL, _MAX_VAIN = 16, 64
+# Sequences of other text that are written at once, and the most that may be dropped.
+_PARALLEL, _MAX_DROPPED = 16, 64
 # The matrix types by their numbers in a file; the first one found is the draft's.
 _TYPES = {8: "q8_0", 30: "bf16", 1: "f16", 0: "f32"}
 
@@ -145,25 +285,15 @@ class UseRun(Generic[H]):
     """One run.
 
     Args:
-        kind: the kind of the draft.
-        config: the configuration of the run, with `use`.
-        model: the target.
-        read_draft: reads a draft's file.
+        kind: the kind of the draft, with the configuration of the run.
         reporter: receives the progress.
     """
 
-    def __init__(
-        self,
-        kind: Kind[H],
-        config: RunConfig,
-        model: Model,
-        read_draft: Callable[[Path], InitDraft],
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, kind: Kind[H, Any], reporter: Reporter) -> None:
+        config: RunConfig = kind.config
         assert config.use is not None
-        init = read_draft(config.begun_with)
+        model, init = kind.model, kind.read_draft(config.begun_with)
         model.check_layer_inputs(init.shape.target_layers)
-        self._read_draft = read_draft
         self._kind, self._config, self._use = kind, config, config.use
         self._model, self._init, self._reporter = model, init, reporter
         # If the path is a link, its target is replaced, and the link stays.
@@ -310,7 +440,7 @@ class UseRun(Generic[H]):
         self, generator: Generator, config: CorpusConfig, features: _Scratch
     ) -> list[TextSequence]:
         out: list[TextSequence] = []
-        n = n_vain = 0
+        n = n_dropped = 0
         with interruptions() as interrupted:
             for done in generator.run(0):
                 if interrupted.is_set():
@@ -320,7 +450,7 @@ class UseRun(Generic[H]):
                 answer = done.tokens[done.n_prompt :]
                 is_short = len(answer) < config.min_answer
                 if done.finish == "user" or is_short or is_repetitive(answer):
-                    n_vain += 1
+                    n_dropped += 1
                 elif done.features is not None:
                     mask = np.arange(len(done.tokens)) >= max(done.n_prompt, 2)
                     out.append(
@@ -331,7 +461,7 @@ class UseRun(Generic[H]):
                 self._reporter.progress(
                     "writing other text", min(n / config.n_tokens, 1.0), f"{n} tokens"
                 )
-                if n >= config.n_tokens or n_vain >= _MAX_VAIN:
+                if n >= config.n_tokens or n_dropped >= _MAX_DROPPED:
                     break
         return out
 
@@ -341,19 +471,18 @@ class UseRun(Generic[H]):
         config, start = self._config, perf_counter()
         corpus = Corpus(texts.sequences, [], hash_tokens(texts.sequences))
         learned = [texts.sequences[i] for i in texts.train]
-        vocab = self._kind.vocab(learned, self._model, self._init)
+        vocab = self._kind.vocab(learned, self._init)
         assert vocab is not None  # there is an earlier draft
-        begun = Start(
-            self._model, weights, self._layers, corpus, texts.features, vocab, texts.train
+        inputs = Inputs(
+            weights, self._layers, corpus, texts.features, vocab, texts.train, texts.choosing
         )
-        head = self._kind.known_head(begun, self._init)
+        head = self._kind.known_head(inputs, self._init)
         head.load_tensors(self._init.tensors)
         head = head.to(self._device)
         n_answer = sum(s.n_answer for s in learned)
         n_missed = sum(s.n_missed for s in learned)
         fit = Fit(
-            self._kind, head, Text(corpus, texts.features, vocab, texts.train, texts.choosing),
-            config.fit, KeptInMemory(), checkpoint_s=config.checkpoint_s,
+            self._kind, head, inputs, KeptInMemory(),
             bf16=wants_bf16(config, self._device, try_precisions), reporter=self._reporter,
             right_share=self._use.right_share if n_missed else 1.0,
         )  # fmt: skip
@@ -365,13 +494,12 @@ class UseRun(Generic[H]):
         try:
             # Nothing of the texts, not even a hash.
             write_draft(
-                self._kind, head, config, weights, new, n_ctx=self._model.info.n_ctx_train,
-                export_type=self._type(), sequences=learned, init=self._init,
-                figures={"tokens": state.n_tokens, "corpus_tokens": n_answer}, hashes={},
-                reporter=self._reporter,
+                self._kind, head, inputs, new, export_type=self._type(), init=self._init,
+                hashes={}, reporter=self._reporter,
+                figures={"tokens": state.n_tokens, "corpus_tokens": n_answer},
             )  # fmt: skip
             # The weights as the file has them: its type has fewer digits.
-            head.load_tensors(self._read_draft(new).tensors)
+            head.load_tensors(self._kind.read_draft(new).tensors)
             after, others_after = fit.measure(texts.judging), fit.measure(texts.others)
             why_not = why_no_better(before, after, others_before, others_after, self._use.max_loss)
             kept = None if why_not else _put(new, self._out)
@@ -386,21 +514,13 @@ class UseRun(Generic[H]):
 
 
 def why_no_better(
-    before: Acceptance,
-    after: Acceptance,
-    others_before: Acceptance,
-    others_after: Acceptance,
-    max_loss: float,
+    before: Acceptance,  # the old draft's acceptance on held-out conversations
+    after: Acceptance,  # the new draft's
+    others_before: Acceptance,  # the old draft's acceptance on other text
+    others_after: Acceptance,  # the new draft's
+    max_loss: float,  # the share of tokens per round on other text that may be lost
 ) -> str:
-    """The reason why the old file stays; "" if the new draft replaces it.
-
-    Args:
-        before: the old draft's acceptance on held-out conversations.
-        after: the new draft's.
-        others_before: the old draft's acceptance on other text.
-        others_after: the new draft's.
-        max_loss: the share of tokens per round on other text that may be lost.
-    """
+    """The reason why the old file stays; "" if the new draft replaces it."""
     if after.tokens_per_round <= before.tokens_per_round:
         return (
             f"the held-out conversations have {after.tokens_per_round:.2f} tokens per round, and "

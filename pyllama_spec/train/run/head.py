@@ -20,34 +20,67 @@ from torch import Tensor, nn
 
 from pyllama_spec.errors import ArgumentError
 
+# The share of a token's direction that the first layer input must tell, else nothing can be found.
+MIN_R2 = 0.5
+_RIDGE = 1e-2
+
+
+def normed(x: Tensor, eps: float) -> Tensor:
+    """RMSNorm without weights."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> Tensor:
+    """[n, n_embd]: the tokens' widest directions, each scaled to a spread of 1, and mixed.
+
+    None has a component along the tokens' mean, which distinguishes no token.
+    """
+    mean = weights @ embedding
+    centred = embedding - mean
+    values, vectors = torch.linalg.eigh((centred * weights[:, None]).T @ centred)
+    values, vectors = values.flip(0)[:n], vectors.flip(1)[:, :n]
+    vectors = vectors - torch.outer(mean, mean @ vectors) / mean.square().sum().clamp(min=1e-12)
+    scaled = (vectors / values.clamp(min=1e-6 * float(values[0])).sqrt()).T
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
+    mixed: Tensor = mix @ scaled
+    return mixed
+
+
+def fit_token_map(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    """The linear map [n, width] from rows x [m, width] to y [m, n], and its R^2.
+
+    This is R^2 on the last fifth of the rows, which are held out.
+    """
+    n_fit = max(len(x) * 4 // 5, 1)
+    fit_x, fit_y = x[:n_fit], y[:n_fit]
+    ridge = _RIDGE * n_fit * fit_x.square().mean().clamp(min=1e-12)
+    eye = torch.eye(x.shape[1], dtype=torch.float64)
+    solved = torch.linalg.solve(fit_x.T @ fit_x + ridge * eye, fit_x.T @ fit_y)
+    rest = y[n_fit:]
+    missed = (x[n_fit:] @ solved - rest).square().mean()
+    spread = (rest - rest.mean(0)).square().mean()
+    r2 = 1 - float(missed / spread.clamp(min=1e-12)) if len(rest) else 0.0
+    return solved.T, r2
+
+
 # Head sizes to choose from where the target's own does not divide the width.
 _HEAD_SIZES = (128, 64, 32, 16, 8, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftShape(ABC):
-    """The sizes of a draft, without defaults.
+    """The sizes of a draft, without defaults."""
 
-    Attributes:
-        n_vocab: the target's vocabulary.
-        n_draft_vocab: the number of tokens that it can draft.
-        n_embd: width of its rows, and of the target's embedding.
-        n_embd_target: width of the target's rows.
-        target_layers: the layer inputs that it reads.
-        n_head, n_head_kv: attention heads.
-        n_ff: width of its feed-forward blocks.
-        rope_base, rms_eps: constants.
-    """
-
-    n_vocab: int
-    n_draft_vocab: int
-    n_embd: int
-    n_embd_target: int
-    target_layers: tuple[int, ...]
-    n_head: int
+    n_vocab: int  # the target's vocabulary
+    n_draft_vocab: int  # the number of tokens that it can draft
+    n_embd: int  # width of its rows, and of the target's embedding
+    n_embd_target: int  # width of the target's rows
+    target_layers: tuple[int, ...]  # the layer inputs that it reads
+    n_head: int  # attention heads
     n_head_kv: int
-    n_ff: int
-    rope_base: float
+    n_ff: int  # width of its feed-forward blocks
+    rope_base: float  # constants
     rms_eps: float
 
     def __post_init__(self) -> None:

@@ -28,28 +28,18 @@ _TRAIN = "pyllama_spec.train."
 
 @dataclass(frozen=True, slots=True)
 class InitDraft:
-    """The parts taken from an earlier draft.
+    """The parts taken from an earlier draft."""
 
-    Attributes:
-        name: the name of the file.
-        sha256: the SHA-256 of the file.
-        shape: the shape of the head.
-        d2t: [n_draft_vocab] int64, the target's id of each draft id.
-        tensors: the tensors as float32, by their GGUF names.
-        ngrams: its n-gram table, if it has one.
-        n_tokens: the answer tokens seen by it and by the drafts that it started from, as far as its
-            file records them.
-        n_text: the number of different ones among them, as far as recorded.
-    """
-
-    name: str
-    sha256: str
-    shape: DraftShape
-    d2t: npt.NDArray[np.int64]
-    tensors: Mapping[str, npt.NDArray[np.float32]]
-    ngrams: NgramArrays | None
+    name: str  # the name of the file
+    sha256: str  # the SHA-256 of the file
+    shape: DraftShape  # the shape of the head
+    d2t: npt.NDArray[np.int64]  # [n_draft_vocab] int64, the target's id of each draft id
+    tensors: Mapping[str, npt.NDArray[np.float32]]  # the tensors as float32, by their GGUF names
+    ngrams: NgramArrays | None  # its n-gram table, if it has one
+    # the answer tokens seen by it and by the drafts that it started from, as far as its file
+    # records them
     n_tokens: int
-    n_text: int
+    n_text: int  # the number of different ones among them, as far as recorded
 
 
 def read_init_draft(
@@ -99,17 +89,11 @@ def n_seen(keys: Mapping[str, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The shape of a draft in its file's keys.
+    """The shape of a draft in its file's keys."""
 
-    Attributes:
-        values: the values by key, without the architecture's prefix.
-        sizes: the sizes of its tensors.
-        target: the target to draft for.
-    """
-
-    values: Mapping[str, Any]
-    sizes: Mapping[str, tuple[int, ...]]
-    target: ModelInfo
+    values: Mapping[str, Any]  # the values by key, without the architecture's prefix
+    sizes: Mapping[str, tuple[int, ...]]  # the sizes of its tensors
+    target: ModelInfo  # the target to draft for
 
     def number(self, name: str) -> int:
         """A numeric key."""
@@ -143,15 +127,12 @@ def _check_target(path: Path, shape: DraftShape, target: ModelInfo) -> None:
 
 
 def _check_tensors(path: Path, shape: DraftShape, tensors: Mapping[str, Any]) -> None:
-    wanted = shape.sizes()
-    unknown = sorted(tensors.keys() - wanted.keys()) + sorted(wanted.keys() - tensors.keys())
-    if unknown:
-        raise TrainError(_unlike(path, f"{unknown[0]} is in one of them and not in the other"))
-    for name, size in wanted.items():
-        if tensors[name].shape != size:
-            read = tensors[name].shape
-            raise TrainError(_unlike(path, f"{name} is of {read}, not {size}"))
-        check_finite(path, name, tensors[name])
+    wanted, found = shape.sizes(), {name: values.shape for name, values in tensors.items()}
+    if odd := sorted(name for name, _ in wanted.items() ^ found.items()):
+        read = f"{odd[0]} is of {found.get(odd[0])}, not {wanted.get(odd[0])}"
+        raise TrainError(_unlike(path, read))
+    for name, values in tensors.items():
+        check_finite(path, name, values)
 
 
 def check_finite(path: Path, name: str, values: npt.NDArray[np.float32]) -> None:

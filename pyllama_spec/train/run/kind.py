@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,115 +19,141 @@ from torch import Tensor
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Output
-from pyllama_spec.train.config import HeadSettings
+from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.draft_vocab import DraftVocab, known_draft_vocab
 from pyllama_spec.train.corpus.features import Features
+from pyllama_spec.train.corpus.selection import Sample, sample
 from pyllama_spec.train.corpus.store import Corpus, TextSequence
 from pyllama_spec.train.progress import Reporter
-from pyllama_spec.train.run.head import DraftHead, default_n_head
-from pyllama_spec.train.run.init_draft import InitDraft
+from pyllama_spec.train.run.chains import ChainHead, chain_losses, count_accepted, run_chains
+from pyllama_spec.train.run.head import DraftHead, DraftShape, default_n_head
+from pyllama_spec.train.run.init_draft import InitDraft, Keys, read_init_draft
+from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses
 from pyllama_spec.train.run.target_weights import TargetWeights
-from pyllama_spec.train.run.texts import Texts
+from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
 H = TypeVar("H", bound=DraftHead)
+CH = TypeVar("CH", bound=ChainHead)
+C = TypeVar("C", bound=RunConfig)
+# Sequences whose rows give the scale of a layer's input, and how the first one tells its token.
+_SAMPLE_SEQUENCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The inputs of a new head.
+class Inputs:
+    """What a head is made of and learns from."""
 
-    Attributes:
-        model: the target.
-        weights: the parts of the target.
-        layers: the layer inputs that the head reads.
-        corpus, source: the text and its features.
-        vocab: the vocabulary of the draft.
-        train: the sequences to learn from.
-    """
-
-    model: Model
-    weights: TargetWeights
-    layers: tuple[int, ...]
-    corpus: Corpus
+    weights: TargetWeights  # the parts of the target
+    layers: tuple[int, ...]  # the layer inputs that the head reads
+    corpus: Corpus  # the text and its features
     source: Features
-    vocab: DraftVocab
-    train: list[int]
+    vocab: DraftVocab  # the vocabulary of the draft
+    train: list[int]  # indices of the sequences to learn from, and of those to measure on
+    held_out: list[int]
 
 
-def common_sizes(start: Start, wanted: HeadSettings, *, grouped: bool = False) -> dict[str, Any]:
-    """The fields of DraftShape for a new head."""
-    info, weights = start.model.info, start.weights
-    n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
-    fits = grouped and info.n_head_kv > 0 and n_head % info.n_head_kv == 0
-    return {
-        "n_vocab": info.n_vocab,
-        "n_draft_vocab": len(start.vocab.d2t),
-        "n_embd": info.n_embd,
-        "n_embd_target": info.n_embd,
-        "target_layers": start.layers,
-        "n_head": n_head,
-        "n_head_kv": wanted.n_head_kv or (info.n_head_kv if fits else n_head),
-        "n_ff": wanted.n_ff or weights.n_ff,
-        "rope_base": weights.rope_base,
-        "rms_eps": weights.rms_eps,
-    }
+def sample_of(start: Inputs) -> Sample:
+    """The statistics that initialise a head."""
+    some = start.train[:_SAMPLE_SEQUENCES]
+    return sample(some, start.corpus, start.source, len(start.layers))
 
 
-class Kind(ABC, Generic[H]):
-    """A kind of draft.
+class Kind(ABC, Generic[H, C]):
+    """A kind of draft, for one run.
 
     Attributes:
         arch: the general.architecture of its files.
         title: its name in messages.
-        n_steps: the tokens of a draft.
+        head_class: the class of its heads.
         folder: the subfolder of its checkpoints and curves in the work folder; "" for the work
             folder itself. Text and features are in the same place for every kind.
         vocab_name: the name of a vocabulary of this kind in messages.
         must_gain: whether the initial head drafts already: a file that is no better on held-out
             text is not written.
+        n_steps: the tokens of a draft.
+        config: the configuration of the run.
+        model: the target.
     """
 
     arch: str
     title: str
-    n_steps: int
+    head_class: type[H]
     folder: str = ""
     vocab_name: str = "draft vocabulary"
     must_gain: bool = False
+    n_steps: int
+
+    def __init__(self, config: C, model: Model) -> None:
+        self.config, self.model = config, model
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
         """Remarks for the user before anything is computed."""
         return []
 
-    @abstractmethod
-    def sizes(self, start: Start) -> dict[str, tuple[int, ...]]:
-        """The tensor shapes of a new head by name, before it is created."""
+    def shape_of(self, keys: Keys, n_draft_vocab: int) -> DraftShape:
+        """Reads the shape of a draft from its file's keys."""
+        raise NotImplementedError
+
+    def read_draft(self, path: Path) -> InitDraft:
+        """Reads an earlier draft of the kind for this target."""
+        return read_init_draft(path, self.model.info, self.arch, self.shape_of)
+
+    def common_sizes(self, start: Inputs, *, grouped: bool = False) -> dict[str, Any]:
+        """The fields of DraftShape for a new head."""
+        info, wanted = self.model.info, self.config.head
+        n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
+        fits = grouped and info.n_head_kv > 0 and n_head % info.n_head_kv == 0
+        return {
+            "n_vocab": info.n_vocab,
+            "n_draft_vocab": len(start.vocab.d2t),
+            "n_embd": info.n_embd,
+            "n_embd_target": info.n_embd,
+            "target_layers": start.layers,
+            "n_head": n_head,
+            "n_head_kv": wanted.n_head_kv or (info.n_head_kv if fits else n_head),
+            "n_ff": wanted.n_ff or start.weights.n_ff,
+            "rope_base": start.weights.rope_base,
+            "rms_eps": start.weights.rms_eps,
+        }
 
     @abstractmethod
-    def new_head(self, start: Start, reporter: Reporter) -> H:
+    def shape(self, start: Inputs) -> DraftShape:
+        """The shape of a new head."""
+
+    @abstractmethod
+    def new_head(self, start: Inputs, reporter: Reporter) -> H:
         """A head with initial weights, on the CPU."""
 
-    @abstractmethod
-    def known_head(self, start: Start, init: InitDraft) -> H:
+    def known_head(self, start: Inputs, init: InitDraft) -> H:
         """A head of an earlier draft's shape; the caller sets its weights."""
+        return self.head_class(init.shape, start.weights.embedding, init.d2t)
 
     @abstractmethod
     def losses(
         self, head: H, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
-        """The loss of a batch."""
+        """The loss of a batch, from the positions where decoding asks the draft."""
 
     @abstractmethod
     def n_accepted(self, head: H, texts: Texts) -> Tensor:
         """The number of accepted tokens of the draft from each start, [n_starts], on the CPU."""
 
-    def vocab(
-        self, sequences: Sequence[TextSequence], model: Model, init: InitDraft | None
-    ) -> DraftVocab | None:
+    def copied_share(self, head: H) -> float:
+        """The default share of drafts that begin where decoding would copy."""
+        return COPIED_SHARE
+
+    def asked(self, head: H, texts: Texts, generator: torch.Generator) -> Texts:
+        """The drafts for which decoding asks the head, and a share of the others."""
+        share = self.config.fit.copied_share
+        share = self.copied_share(head) if share is None else share
+        return with_fewer_lookups(texts, share, generator)
+
+    def vocab(self, sequences: Sequence[TextSequence], init: InitDraft | None) -> DraftVocab | None:
         """The draft vocabulary of an earlier draft; None if it has to be chosen."""
         if init is None:
             return None
-        return known_draft_vocab(sequences, model.info.n_vocab, init.d2t)
+        return known_draft_vocab(sequences, self.model.info.n_vocab, init.d2t)
 
     def output(
         self, head: H, name: str, record: Mapping[str, Any], export_type: str
@@ -138,11 +165,30 @@ class Kind(ABC, Generic[H]):
         """Further keys of the file, with full names."""
         return {}
 
+    def max_ngrams(self, init: InitDraft | None) -> int:
+        """The maximum number of contexts of the file's n-gram table; 0 for none."""
+        return self.config.max_ngrams
+
     def extra_tensors(
-        self,
-        sequences: Sequence[TextSequence],
-        init: InitDraft | None,
-        reporter: Reporter,
+        self, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter
     ) -> list[PlannedTensor]:
-        """Further tensors of the file, from the training texts."""
-        return []
+        """Further tensors of the file: the n-gram table of the training texts."""
+        return table_of(sequences, init, self.max_ngrams(init), reporter)
+
+
+class ChainKind(Kind[CH, C]):
+    """A kind whose heads draft a token per step."""
+
+    def losses(
+        self, head: CH, texts: Texts, dtype: torch.dtype, generator: torch.Generator
+    ) -> Losses:
+        """See Kind."""
+        fit, texts = self.config.fit, self.asked(head, texts, generator)
+        return chain_losses(
+            head, run_chains(head, texts, self.n_steps), texts, self.n_steps, fit.step_decay,
+            dtype, fit.missed_share, generator,
+        )  # fmt: skip
+
+    def n_accepted(self, head: CH, texts: Texts) -> Tensor:
+        """See Kind."""
+        return count_accepted(head, run_chains(head, texts, self.n_steps), texts)

@@ -37,24 +37,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class _Places:
-    """Counted answer tokens, and the entry of each for the contexts so far.
+    """Counted answer tokens, and the entry of each for the contexts so far."""
 
-    Attributes:
-        at: [n] the index of the token in `tokens`.
-        n_before: [n] the number of earlier tokens of its text.
-        hashes: [n] the hash of the context.
-        p: [n] the token's own probability.
-        best, best_p: [n] the likeliest token in this context, and its probability.
-        predicted, predicted_p: [n] the table's prediction there, and its probability.
-    """
-
-    at: Ints
-    n_before: Ints
-    hashes: npt.NDArray[np.uint64]
-    p: Floats
-    best: Ints
+    at: Ints  # [n] the index of the token in `tokens`
+    n_before: Ints  # [n] the number of earlier tokens of its text
+    hashes: npt.NDArray[np.uint64]  # [n] the hash of the context
+    p: Floats  # [n] the token's own probability
+    best: Ints  # [n] the likeliest token in this context, and its probability
     best_p: Floats
-    predicted: Ints
+    predicted: Ints  # [n] the table's prediction there, and its probability
     predicted_p: Floats
 
 

@@ -15,31 +15,21 @@ _CHUNK = 128
 
 @dataclass(slots=True)
 class Losses:
-    """The loss of a batch, and the right picks by depth.
+    """The loss of a batch, and the right picks by depth."""
 
-    Attributes:
-        total: the weighted sum, a scalar with its gradient.
-        by_depth: [n_steps] mean cross-entropy, in nats; 0 for depths that no draft reached.
-        hits: [n_steps] share of steps whose likeliest token is the target's, likewise.
-    """
-
-    total: Tensor
+    total: Tensor  # the weighted sum, a scalar with its gradient
+    # [n_steps] mean cross-entropy, in nats; 0 for depths that no draft reached
     by_depth: list[float]
-    hits: list[float]
+    hits: list[float]  # [n_steps] share of steps whose likeliest token is the target's, likewise
 
 
 @dataclass(slots=True)
 class Targets:
-    """The target distributions of rows.
+    """The target distributions of rows."""
 
-    Attributes:
-        ids: [c, k] draft ids.
-        p: [c, k] their probabilities; 0 for ids outside the draft vocabulary.
-        label: [c] the draft id of the text's own token; None if it is not needed.
-    """
-
-    ids: Tensor
-    p: Tensor
+    ids: Tensor  # [c, k] draft ids
+    p: Tensor  # [c, k] their probabilities; 0 for ids outside the draft vocabulary
+    # [c] the draft id of the text's own token; None if it is not needed
     label: Tensor | None = None
 
 
@@ -57,24 +47,15 @@ class SoftCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        y: Tensor,
-        output: Tensor,
-        low: Tensor | None,
-        bias: Tensor | None,
-        targets: Targets,
-        dtype: torch.dtype,
+        ctx: Any,  # PyTorch's context
+        y: Tensor,  # [c, n_embd] float32, normalised rows
+        output: Tensor,  # [n_draft_vocab, n_embd] float32
+        low: Tensor | None,  # [c, rank] float32, rows of a low-rank addition to the logits; or None
+        bias: Tensor | None,  # [n_draft_vocab, rank] float32, the matrix of this addition
+        targets: Targets,  # the targets of each row
+        dtype: torch.dtype,  # the dtype of the products
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The cross-entropies, the likeliest draft ids, and the labels' probabilities.
-
-        Args:
-            ctx: PyTorch's context.
-            y: [c, n_embd] float32, normalised rows.
-            output: [n_draft_vocab, n_embd] float32.
-            low: [c, rank] float32, rows of a low-rank addition to the logits; or None.
-            bias: [n_draft_vocab, rank] float32, the matrix of this addition.
-            targets: the targets of each row.
-            dtype: the dtype of the products.
 
         Returns:
             [c] float32 with a gradient, [c] int64, and [c] float32 natural logarithms.

@@ -13,7 +13,6 @@ from typing import Any, Generic
 import numpy as np
 import torch
 
-from pyllama_spec.engine import Model
 from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.build import CorpusProgress, build_corpus, corpus_identity
@@ -25,8 +24,13 @@ from pyllama_spec.train.corpus.draft_vocab import (
     ending_tokens,
     head_bytes,
 )
-from pyllama_spec.train.corpus.feature_store import FeatureStore, feature_folder
-from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
+from pyllama_spec.train.corpus.features import (
+    FeatureSource,
+    FeatureStore,
+    LiveFeatures,
+    feature_folder,
+    store_features,
+)
 from pyllama_spec.train.corpus.generate import token_bytes
 from pyllama_spec.train.corpus.selection import split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
@@ -34,12 +38,10 @@ from pyllama_spec.train.corpus.tasks import has_template
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.progress import Reporter, WholeEstimate
-from pyllama_spec.train.run.checkpoint import Checkpoints
-from pyllama_spec.train.run.curves import write_curves
 from pyllama_spec.train.run.export import write_draft
-from pyllama_spec.train.run.fit import Fit, FitState, Text
+from pyllama_spec.train.run.fit import Checkpoints, Fit, FitState, write_curves
 from pyllama_spec.train.run.init_draft import InitDraft
-from pyllama_spec.train.run.kind import H, Kind, Start
+from pyllama_spec.train.run.kind import H, Inputs, Kind
 from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
@@ -82,16 +84,15 @@ class Pipeline(Generic[H]):
 
     def __init__(
         self,
-        kind: Kind[H],
-        config: RunConfig,
-        model: Model,
+        kind: Kind[H, Any],
         layers: tuple[int, ...],
         reporter: Reporter,
         init_draft: InitDraft | None = None,
     ) -> None:
+        config: RunConfig = kind.config
         self._kind, self._config, self._init_draft = kind, config, init_draft
         self._reporter = reporter
-        self._model, self._layers = model, layers
+        self._model, self._layers = kind.model, layers
         self._work = config.work_dir
         self._own = self._work / kind.folder
         self._seconds: dict[str, float] = {}
@@ -104,7 +105,7 @@ class Pipeline(Generic[H]):
         weights = read_weights(self._config.target, self._model.info)
         corpus, source = self._text(weights.sha256)
         with closing(source):
-            return self._fit(weights, *self._head(weights, corpus, source))
+            return self._fit(*self._head(weights, corpus, source))
 
     def _text(self, target_sha256: str) -> tuple[Corpus, FeatureSource]:
         """Builds the corpus and its features."""
@@ -140,10 +141,10 @@ class Pipeline(Generic[H]):
             if p.n_answer >= p.n_wanted:
                 # The first of them count, and one of those is not finished yet.
                 note = (
-                    f"{p.n_answer} tokens, enough once what was begun before them has ended: "
+                    f"{p.n_answer} tokens, enough; earlier sequences have to end first: "
                     f"{p.n_running} are being written"
                 )
-            whole.tell(p.fraction, self._reporter)
+            whole.report(p.fraction, self._reporter)
             self._reporter.progress("writing text", min(p.fraction, 0.999), note)
 
         folder = self._work / "corpus"
@@ -208,10 +209,10 @@ class Pipeline(Generic[H]):
             self._seconds["features"] = perf_counter() - start
         return source
 
-    def _vocab(self, start: Start) -> DraftVocab:
+    def _vocab(self, start: Inputs) -> DraftVocab:
         corpus = start.corpus
         n_vocab, always = self._model.info.n_vocab, ending_tokens(self._model.vocab)
-        vocab = self._kind.vocab(corpus.sequences, self._model, self._init_draft)
+        vocab = self._kind.vocab(corpus.sequences, self._init_draft)
         if vocab is None:
             size = self._config.head.n_draft_vocab or self._vocab_size(start, always)
             vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
@@ -221,11 +222,11 @@ class Pipeline(Generic[H]):
         )
         return vocab
 
-    def _vocab_size(self, start: Start, always: Sequence[int]) -> int:
+    def _vocab_size(self, start: Inputs, always: Sequence[int]) -> int:
         """Chooses the defaults of missing options, and reports their cost."""
         n_vocab, target_bytes = self._model.info.n_vocab, self._model.info.size_bytes
         few, all_ = (
-            self._kind.sizes(replace(start, vocab=DraftVocab(ids, ids, 0.0)))
+            self._kind.shape(replace(start, vocab=DraftVocab(ids, ids, 0.0))).sizes()
             for ids in (np.zeros(1, np.int64), np.zeros(n_vocab, np.int64))
         )
         weighs = head_bytes(few, all_, n_vocab - 1, self._config.export_type)
@@ -241,31 +242,29 @@ class Pipeline(Generic[H]):
 
     def _head(
         self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
-    ) -> tuple[H, Text]:
+    ) -> tuple[H, Inputs]:
         """Creates the head on its device with its initial weights, and the text to learn from."""
         config, init = self._config, self._init_draft
         train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
         none = np.zeros(0, np.int64)
-        start = Start(
-            self._model, weights, self._layers, corpus, source, DraftVocab(none, none, 0.0), train
-        )
-        vocab = self._vocab(start)
-        start = replace(start, vocab=vocab)
+        no_vocab = DraftVocab(none, none, 0.0)
+        start = Inputs(weights, self._layers, corpus, source, no_vocab, train, held_out)
+        start = replace(start, vocab=self._vocab(start))
         if init is not None:
             head = self._kind.known_head(start, init)
             head.load_tensors(init.tensors)
         else:
             head = self._kind.new_head(start, self._reporter)
-        return head.to(device_of(config)), Text(corpus, source, vocab, train, held_out)
+        return head.to(device_of(config)), start
 
-    def _fit(self, weights: TargetWeights, head: H, text: Text) -> TrainReport:
+    def _fit(self, head: H, text: Inputs) -> TrainReport:
         config, start = self._config, perf_counter()
         bf16 = wants_bf16(config, head.embedding.device.type, self._tried)
         identity = _flat(
             {
-                "target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256,
+                "target_sha256": text.weights.sha256, "corpus_sha256": text.corpus.sha256,
                 "head": head.sizes.as_dict(), "n_top": config.n_top,
                 "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
                 **({} if self._init_draft is None else {"init_sha256": self._init_draft.sha256}),
@@ -276,8 +275,7 @@ class Pipeline(Generic[H]):
             checkpoints.clear()
         n_weights = sum(parameter.numel() for parameter in head.parameters())
         fit = Fit(
-            self._kind, head, text, config.fit, checkpoints, checkpoint_s=config.checkpoint_s,
-            bf16=bf16, reporter=self._reporter,
+            self._kind, head, text, checkpoints, bf16=bf16, reporter=self._reporter
         )  # fmt: skip
         self._reporter.line(
             f"head: {n_weights / 1e6:.1f} M weights, {fit.n_steps} steps in "
@@ -291,16 +289,12 @@ class Pipeline(Generic[H]):
         note = write_curves(self._own, state.course)
         self._notes += [note] if note else []
         self._seconds["training"] = perf_counter() - start
-        return self._write(weights, head, text, state, trained)
+        return self._write(head, text, state, trained)
 
-    def _write(
-        self, weights: TargetWeights, head: H, text: Text, state: FitState, trained: Acceptance
-    ) -> TrainReport:
+    def _write(self, head: H, text: Inputs, state: FitState, trained: Acceptance) -> TrainReport:
         """Writes the file with its provenance."""
         config = self._config
         assert state.untrained is not None
-        # The texts that the head learned from: held-out texts stay unknown to it.
-        sequences = [text.corpus.sequences[i] for i in text.train]
         figures = {
             "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
             "acceptance": [round(share, 4) for share in trained.by_depth],
@@ -308,9 +302,9 @@ class Pipeline(Generic[H]):
         }  # fmt: skip
         why_not = no_gain(state.untrained, trained) if self._kind.must_gain else ""
         n_bytes = 0 if why_not else write_draft(
-            self._kind, head, config, weights, config.out, n_ctx=self._model.info.n_ctx_train,
-            export_type=config.export_type, sequences=sequences, init=self._init_draft,
-            figures=figures, hashes={"corpus_sha256": text.corpus.sha256}, reporter=self._reporter,
+            self._kind, head, text, config.out, export_type=config.export_type,
+            init=self._init_draft, figures=figures,
+            hashes={"corpus_sha256": text.corpus.sha256}, reporter=self._reporter,
         )  # fmt: skip
         return TrainReport(
             config.out, n_bytes, state.untrained, trained, len(text.corpus.sequences),

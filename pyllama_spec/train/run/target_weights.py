@@ -25,27 +25,18 @@ _LATE_EMBD_NORM = ("lfm2", "lfm2moe")
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The parts of a target that initialise a head.
+    """The parts of a target that initialise a head."""
 
-    Attributes:
-        sha256: the SHA-256 of the file.
-        embedding: [n_vocab, n_embd] float32, as the engine reads its rows.
-        output: [n_vocab, n_embd] float32: rows that give logits; the embedding if it is tied.
-        output_norm: [n_embd] float32, or None.
-        rope_base, rms_eps: the target's constants, also used for the head.
-        n_ff: the width of the target's feed-forward blocks; with experts or several widths, three
-            times n_embd.
-        name: the name of the model, for messages.
-    """
-
-    sha256: str
-    embedding: Floats
-    output: Floats
-    output_norm: Floats | None
-    rope_base: float
+    sha256: str  # the SHA-256 of the file
+    embedding: Floats  # [n_vocab, n_embd] float32, as the engine reads its rows
+    output: Floats  # [n_vocab, n_embd] float32: rows that give logits; the embedding if it is tied
+    output_norm: Floats | None  # [n_embd] float32, or None
+    rope_base: float  # the target's constants, also used for the head
     rms_eps: float
+    # the width of the target's feed-forward blocks; with experts or several widths, three times
+    # n_embd
     n_ff: int
-    name: str
+    name: str  # the name of the model, for messages
 
 
 def default_layers(n_layer: int, *, is_plain: bool = False) -> tuple[int, ...]:

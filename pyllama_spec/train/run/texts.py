@@ -23,34 +23,24 @@ class Texts:
 
     n is the total number of tokens; a sequence of m tokens has m - 1 pairs, and a last token
     without one.
-
-    Attributes:
-        tokens: [n] int64 ids of the target.
-        positions: [n] int64, from 0 in each sequence.
-        lengths: tokens of each sequence.
-        features: [n, n_layers * n_embd_target] float32.
-        starts: [n_starts] int64: where drafts begin, ascending: P0 for a draft that knows the
-            features of x[0] .. x[P0] and the token x[P0+1], and predicts x[P0+2] first.
-        learned: [n] bool: whether to predict the token.
-        target_ids: [n, k] int64, draft ids of the likeliest next tokens.
-        target_p: [n, k] float32, their probabilities; 0 for those outside the draft vocabulary.
-        in_vocab: [n] bool: whether the draft vocabulary has the token.
-        lookup_hits: [n] bool: whether decoding would copy after this token, since it and those
-            before it occurred earlier in the text.
-        missed: [n] bool: whether a draft was wrong about the token when the text was made, as far
-            as known.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    lengths: list[int]
-    features: Tensor
+    tokens: Tensor  # [n] int64 ids of the target
+    positions: Tensor  # [n] int64, from 0 in each sequence
+    lengths: list[int]  # tokens of each sequence
+    features: Tensor  # [n, n_layers * n_embd_target] float32
+    # [n_starts] int64: where drafts begin, ascending: P0 for a draft that knows the features of
+    # x[0] .. x[P0] and the token x[P0+1], and predicts x[P0+2] first
     starts: Tensor
-    learned: Tensor
-    target_ids: Tensor
+    learned: Tensor  # [n] bool: whether to predict the token
+    target_ids: Tensor  # [n, k] int64, draft ids of the likeliest next tokens
+    # [n, k] float32, their probabilities; 0 for those outside the draft vocabulary
     target_p: Tensor
-    in_vocab: Tensor
+    in_vocab: Tensor  # [n] bool: whether the draft vocabulary has the token
+    # [n] bool: whether decoding would copy after this token, since it and those before it occurred
+    # earlier in the text
     lookup_hits: Tensor
+    # [n] bool: whether a draft was wrong about the token when the text was made, as far as known
     missed: Tensor
 
     def ends(self) -> tuple[Tensor, Tensor]:

@@ -25,28 +25,20 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The structure of an architecture's MTP block.
+    """The structure of an architecture's MTP block."""
 
-    Attributes:
-        attention: "grouped" queries; "gated", with an output gate after each head's query; or
-            "latent", where all heads attend to one row.
-        rope: which numbers RoPE rotates together: "halves", neighbouring "pairs", or "none".
-        ffn_norm: the norm before the feed-forward part; "" if that runs beside attention.
-        gating: the router's gating if the file has no key for it; 0 if the key is required.
-        gating_is_fixed: whether the engine ignores the file's key.
-        normed: whether the weights of a token's experts sum to one; None if the file says it.
-        is_squared: whether its feed-forward parts are two matrices with relu(x)**2 in between.
-        has_centred_norm: whether the last norm subtracts the mean.
-    """
-
+    # "grouped" queries; "gated", with an output gate after each head's query; or "latent", where
+    # all heads attend to one row
     attention: str
-    rope: str
-    ffn_norm: str
-    gating: int = 0
-    gating_is_fixed: bool = False
+    rope: str  # which numbers RoPE rotates together: "halves", neighbouring "pairs", or "none"
+    ffn_norm: str  # the norm before the feed-forward part; "" if that runs beside attention
+    gating: int = 0  # the router's gating if the file has no key for it; 0 if the key is required
+    gating_is_fixed: bool = False  # whether the engine ignores the file's key
+    # whether the weights of a token's experts sum to one; None if the file says it
     normed: bool | None = None
+    # whether its feed-forward parts are two matrices with relu(x)**2 in between
     is_squared: bool = False
-    has_centred_norm: bool = False
+    has_centred_norm: bool = False  # whether the last norm subtracts the mean
 
 
 _QWEN = Family(
@@ -83,7 +75,6 @@ REFUSED: Mapping[str, str] = {
 TABLES: tuple[str, ...] = ("token_embd.weight", "output.weight", "output_norm.weight")
 """What the file of a head alone has beside the block."""
 
-_DAMAGED = "the file is damaged: download it again"
 _OTHER = "`train eagle3` makes a draft of another kind for it"
 _MOE = ("ffn_gate_inp", "ffn_up_exps", "ffn_down_exps")
 _SHARED = ("ffn_up_shexp", "ffn_down_shexp")
@@ -103,47 +94,28 @@ def head_note(info: ModelInfo, name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """The facts of a trainable head, of JSON types.
+    """The facts of a trainable head, of JSON types."""
 
-    Attributes:
-        arch: general.architecture of the file.
-        block: the number of its block.
-        n_embd, n_vocab: the file's sizes.
-        n_head, n_head_kv: the sizes of its attention; n_head_kv is 1 if it is latent.
-        head_size: the size of a head's query, for latent attention without the absorbed part.
-        n_rot: how many numbers of it RoPE rotates; 0 for none.
-        n_latent: the size of the row that latent attention reads; otherwise 0.
-        rope_base, rms_eps, last_eps: constants; last_eps is for the norm before the output.
-        n_window: the most tokens that it attends to; 0 for all.
-        n_used: experts per token; 0 without experts.
-        gating: 1 softmax, 2 sigmoid.
-        is_normed: whether the weights of a token's experts sum to one.
-        expert_scale: a factor on these weights.
-        logit_scale: a factor on logits.
-        trained: the shapes of trained tensors by name: [n_out, n_in] or [n].
-        fixed: the names of tensors that stay unchanged, the vocabulary's tables included.
-    """
-
-    arch: str
-    block: int
-    n_embd: int
+    arch: str  # general.architecture of the file
+    block: int  # the number of its block
+    n_embd: int  # the file's sizes
     n_vocab: int
-    n_head: int
+    n_head: int  # the sizes of its attention; n_head_kv is 1 if it is latent
     n_head_kv: int
-    head_size: int
-    n_rot: int
-    n_latent: int
-    rope_base: float
+    head_size: int  # the size of a head's query, for latent attention without the absorbed part
+    n_rot: int  # how many numbers of it RoPE rotates; 0 for none
+    n_latent: int  # the size of the row that latent attention reads; otherwise 0
+    rope_base: float  # constants; last_eps is for the norm before the output
     rms_eps: float
     last_eps: float
-    n_window: int
-    n_used: int
-    gating: int
-    is_normed: bool
-    expert_scale: float
-    logit_scale: float
-    trained: dict[str, list[int]]
-    fixed: list[str]
+    n_window: int  # the most tokens that it attends to; 0 for all
+    n_used: int  # experts per token; 0 without experts
+    gating: int  # 1 softmax, 2 sigmoid
+    is_normed: bool  # whether the weights of a token's experts sum to one
+    expert_scale: float  # a factor on these weights
+    logit_scale: float  # a factor on logits
+    trained: dict[str, list[int]]  # the shapes of trained tensors by name: [n_out, n_in] or [n]
+    fixed: list[str]  # the names of tensors that stay unchanged, the vocabulary's tables included
 
     @property
     def family(self) -> Family:
@@ -214,7 +186,7 @@ def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
     n_head = keys.number("attention.head_count")
     return HeadFacts(
         arch=info.arch, block=block, n_embd=info.n_embd, n_vocab=info.n_vocab, n_head=n_head,
-        **_attention(path, keys, tensors, family, n_head),
+        **_attention(keys, tensors, family, n_head),
         rope_base=keys.real("rope.freq_base", 10000.0),
         rms_eps=keys.real("attention.layer_norm_rms_epsilon"),
         last_eps=keys.real(
@@ -336,48 +308,21 @@ def _block_names(
 
 
 def _attention(
-    path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor], family: Family, n_head: int
+    keys: _Keys, tensors: Mapping[str, GgufTensor], family: Family, n_head: int
 ) -> dict[str, Any]:
-    """The sizes of the attention. Raises if the tensors' sizes differ."""
-    shapes = {
-        name: tensors[whole].shape
-        for name in ("q", "q_b", "k", "v", "kv_a_mqa", "k_b", "v_b", "output")
-        if (whole := f"blk.{keys.block}.attn_{name}.weight") in tensors
-    }
-    is_latent = family.attention == "latent"
-    n_kv = 1 if is_latent else keys.number("attention.head_count_kv")
-    if n_head < 1 or n_kv < 1 or n_head % n_kv:  # before a division by them
-        raise TrainError(
-            f"{path.name}: its MTP head has {n_head} attention heads and {n_kv} of keys and "
-            f"values, which do not fit each other; {_DAMAGED}"
-        )
-    n_latent = 0
-    if is_latent:
-        size, n_rot = keys.number("attention.key_length_mla"), keys.number("rope.dimension_count")
-        n_latent = keys.number("attention.kv_lora_rank")
-        n_found = shapes["v_b"][-2]
-        wanted = {
-            "q" if "q" in shapes else "q_b": (n_head * size, None), "v_b": (n_head, None, n_latent),
-            "k_b": (n_head, n_latent, size - n_rot), "kv_a_mqa": (n_latent + n_rot, None),
-            "output": (None, n_head * n_found),
-        }  # fmt: skip
-    else:
-        n_parts = 2 if family.attention == "gated" else 1  # of what attn_q gives each head
-        size = shapes["q"][0] // n_head // n_parts
-        n_rot = 0 if family.rope == "none" else keys.number("rope.dimension_count", size)
-        wanted = {
-            "q": (n_parts * n_head * size, None), "output": (None, n_head * size),
-            "k": (n_kv * size, None), "v": (n_kv * size, None),
-        }  # fmt: skip
-    for name, expected in wanted.items():
-        shape = shapes[name]
-        same = (b in (None, a) for a, b in zip(shape, expected, strict=True))
-        if len(shape) != len(expected) or not all(same):
-            raise TrainError(
-                f"{path.name}: blk.{keys.block}.attn_{name}.weight is of {shape}, which does not "
-                f"fit {n_head} attention heads and {n_kv} of keys and values; {_DAMAGED}"
-            )
-    return {"n_head_kv": n_kv, "head_size": size, "n_rot": n_rot, "n_latent": n_latent}
+    """The sizes of the attention; the engine has compared the tensors' with the keys."""
+    if family.attention == "latent":
+        return {
+            "n_head_kv": 1,
+            "head_size": keys.number("attention.key_length_mla"),
+            "n_rot": keys.number("rope.dimension_count"),
+            "n_latent": keys.number("attention.kv_lora_rank"),
+        }
+    n_parts = 2 if family.attention == "gated" else 1  # of what attn_q gives each head
+    size = tensors[f"blk.{keys.block}.attn_q.weight"].shape[0] // n_head // n_parts
+    n_rot = 0 if family.rope == "none" else keys.number("rope.dimension_count", size)
+    n_kv = keys.number("attention.head_count_kv")
+    return {"n_head_kv": n_kv, "head_size": size, "n_rot": n_rot, "n_latent": 0}
 
 
 def _experts(keys: _Keys, family: Family, has_experts: bool) -> dict[str, Any]:

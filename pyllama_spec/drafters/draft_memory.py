@@ -1,12 +1,15 @@
-"""A draft in progress, and the interface of the memories that compute its tokens."""
+"""A draft in progress, the interface of the memories that compute its tokens, and their states."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,9 @@ from pyllama_spec.drafters.base import Committed, DraftRequest, TokenPrior
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import EngineError
+from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
+from pyllama_spec.engine.model import Model
+from pyllama_spec.errors import ArgumentError, EngineError
 
 Rows = npt.NDArray[np.float32]
 
@@ -196,13 +201,10 @@ def fill(
     n_waiting: Callable[[int], int],
     put: Callable[[int, int, bool], None],
 ) -> list[Part]:
-    """Fills a batch with what sequences wait for, in order; removes from `left` who is done.
+    """Fills an emptied batch with what sequences wait for, in order; removes from `left` who ends.
 
-    Args:
-        batch: is emptied first.
-        left: numbers of the sequences.
-        n_waiting: says of a sequence how many of its tokens wait.
-        put: adds the next n tokens of a sequence to the batch, and says whether they are its last.
+    n_waiting() says of a sequence how many of its tokens wait; put() adds the next n of them, and
+    is given whether they are the last.
     """
     batch.clear()
     parts: list[Part] = []
@@ -216,3 +218,51 @@ def fill(
             left.pop(0)
         parts.append((seq, n, batch.n_tokens - 1 if is_end else None))
     return parts
+
+
+# ---- saved states: a header, arrays and the part of the engine
+
+_MAGIC, _VERSION = b"PLSD", 4
+_LENGTH = struct.Struct("<I")  # of the JSON text
+# Places of a draft's file that tell it from another one of the same sizes.
+_N_SAMPLES, _SAMPLE_BYTES = 16, 4096
+
+
+def pack(facts: Mapping[str, object], parts: Sequence[bytes], draft: str = "") -> bytes:
+    """Packs facts and parts into one block of bytes; `draft` is the fingerprint of the draft."""
+    header = {**facts, "draft": draft, "parts": [len(part) for part in parts]}
+    text = json.dumps(header).encode()
+    whole = bytearray(HEADER_BYTES)
+    for part in (_LENGTH.pack(len(text)), text, *parts):
+        whole += part
+    return seal(whole, _MAGIC, _VERSION)
+
+
+def unpack(data: bytes, draft: str = "") -> tuple[dict[str, Any], list[bytes]]:
+    """Unpacks the facts and parts of pack() with the same draft."""
+    body = bytes(unseal(data, _MAGIC, _VERSION, "a drafter's state"))
+    at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    facts = json.loads(body[_LENGTH.size : at])
+    if facts["draft"] != draft:
+        raise ArgumentError(
+            "state", problem="was saved with another draft", remedy="read the text again"
+        )
+    parts = []
+    for size in facts.pop("parts"):
+        parts.append(body[at : at + size])
+        at += size
+    return facts, parts
+
+
+def fingerprint(model: Model, *settings: object) -> str:
+    """A digest of a draft's sizes, samples of its file, and settings."""
+    import hashlib  # loads a library of its own
+
+    about = repr((sorted(model.metadata.items()), model.info, *settings))
+    digest = hashlib.sha256(about.encode())
+    with contextlib.suppress(OSError), model.path.open("rb") as file:
+        size = model.path.stat().st_size
+        for i in range(_N_SAMPLES):
+            file.seek(size * i // _N_SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -1,1 +1,0 @@
-"""DFlash drafts: shape, objective, initial weights and file."""

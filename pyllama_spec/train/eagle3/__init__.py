@@ -1,1 +1,0 @@
-"""EAGLE-3 heads: shape, objective, initial weights and file."""

@@ -1,0 +1,709 @@
+"""DFlash drafts as a PyTorch module: layers like Qwen3's, computed for many blocks at once.
+
+Rows of features become keys and values of every layer (they are injected); a block is the known
+token and masks, whose rows attend to the features before it and to each other. RoPE turns
+number i with number i + size / 2 here as in the GGUF.
+
+A block that begins at P0 sees the features of x[0] .. x[P0], has x[P0+1] in its first slot, and
+drafts x[P0+2], x[P0+3], ...: depth s is the text's token P0+2+s, which the target's distribution
+after token P0+1+s is about. So a block stands where a chain of EAGLE-3 does.
+
+Induction heads copy the token after an earlier occurrence. The row of a token x[j] shows in its
+first layer input which token that is, and in its last one what the target says next, which is
+x[j+1] where the text is greedy. So heads of the first layer, whose query is the known token of a
+block, find the rows of that token and hand on what the target said there, in the output's own
+directions. Only the slot of the known token has such a query: blocks begin like this where it
+drafts (sample_from_anchor). What follows two tokens later no row says, and rows do not tell the
+token before theirs (R^2 0.05 on SmolLM2).
+
+Heads of the second layer start by attending to the row just before the block, wherever it is: all
+that the target knew when it chose the known token. EAGLE-3 has that row as its input; a block has
+to find it by its position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor
+
+from pyllama_spec.engine import Model, Vocab
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.train.config import DFlashFitConfig, DFlashTrainConfig
+from pyllama_spec.train.corpus.selection import token_counts
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.attention import Span, attend, spans_of
+from pyllama_spec.train.run.head import (
+    MIN_R2,
+    DraftHead,
+    DraftShape,
+    draw_matrices,
+    equal_directions,
+    fit_token_map,
+    normed,
+    target_output,
+)
+from pyllama_spec.train.run.init_draft import InitDraft, Keys
+from pyllama_spec.train.run.kind import Inputs, Kind, sample_of
+from pyllama_spec.train.run.objective import Losses, SoftCrossEntropy, Targets, is_likeliest
+from pyllama_spec.train.run.texts import Texts
+
+# The initial scale of a layer's output, and the random part of a layer input's map.
+_OUT_GAIN = 0.5
+_FC_GAIN = 0.3
+MASK_KEY = "tokenizer.ggml.mask_token_id"
+# Rows of the embedding that are shorter than this share of the usual length were never trained:
+# a norm makes noise of them.
+_MIN_LENGTH = 0.1
+# The share of induction heads; the others are free.
+_SHARE = 2 / 3
+# Weights of the norms of queries and keys: how sharp a match is. And what a copy adds to a row, and
+# what is left of the drawn weights that add to it besides.
+_SHARPNESS, _STRENGTH, _NOISE = 1.4, 6.0, 0.2
+# What the row before the block adds to a slot, and how large the number is that tells rows of
+# features from slots, before the norm that leaves its sign alone.
+_LAST_ROW, _SURE = 1.0, 50.0
+# The minimum share of rows; with fewer a slot looks like a row of features.
+_MIN_SURE = 0.98
+# Pairs of a head's numbers that tell positions: enough to be sharp, few enough to be told apart.
+_PAIRS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashShape(DraftShape):
+    """The sizes of a draft; see DraftShape and DFlashHeadConfig."""
+
+    n_layer: int  # draft layers
+    block_size: int  # slots of a block
+    mask_token: int  # the target's id of the token in unknown slots
+    causal: bool  # whether a slot sees only those before it
+    markov_rank: int  # the rank of the matrix of followers; 0 for none
+    confidence: bool  # whether each slot reports a confidence
+    sample_from_anchor: bool  # whether the first slot drafts
+
+    def __post_init__(self) -> None:
+        DraftShape.__post_init__(self)
+        if not 0 <= self.mask_token < self.n_vocab:
+            raise ArgumentError(
+                "mask_token", self.mask_token, f"an id from 0 to {self.n_vocab - 1}"
+            )
+
+    @property
+    def first_slot(self) -> int:
+        """The first slot of a block that drafts."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def n_steps(self) -> int:
+        """The number of tokens that a block drafts."""
+        return self.block_size - self.first_slot
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of the GGUF, without the architecture's prefix."""
+        keys = {
+            **DraftShape.keys(self),
+            "block_count": self.n_layer,
+            "block_size": self.block_size,
+            "attention.causal": self.causal,
+        }
+        if self.markov_rank:
+            # Both are written: readers have different defaults.
+            keys["sample_from_anchor"] = self.sample_from_anchor
+            keys["has_confidence_head"] = self.confidence
+        return keys
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
+        d, r = self.n_embd, self.markov_rank
+        sizes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (d, len(self.target_layers) * self.n_embd_target),
+            "enc.output_norm.weight": (d,),
+        }
+        for i in range(self.n_layer):
+            block = f"blk.{i}"
+            sizes |= {
+                f"{block}.attn_norm.weight": (d,),
+                f"{block}.attn_q_norm.weight": (self.head_size,),
+                f"{block}.attn_k_norm.weight": (self.head_size,),
+                **self.attention_and_ffn(block, d),
+            }
+        sizes |= {"output_norm.weight": (d,), "output.weight": (self.n_draft_vocab, d)}
+        if r:
+            sizes |= {
+                "markov_w1.weight": (self.n_vocab, r),
+                "markov_w2.weight": (self.n_draft_vocab, r),
+            }
+        if self.confidence:
+            sizes |= {"conf_proj.weight": (1, d + r), "conf_proj.bias": (1,)}
+        return sizes
+
+
+class DFlashHead(DraftHead):
+    """A DFlash draft; see DraftHead."""
+
+    def __init__(
+        self, shape: DFlashShape, embedding: npt.NDArray[np.float32], d2t: npt.NDArray[np.int64]
+    ) -> None:
+        super().__init__(shape, embedding, d2t)
+        self.shape = shape
+
+    def inject(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The keys and values of features, in every layer.
+
+        Args:
+            features: [n, n_layers * n_embd_target] float32.
+            positions: [n] int64.
+
+        Returns:
+            For each layer two arrays [n, n_head_kv, head_size].
+        """
+        rows = self._norm(self._linear(features, "fc.weight"), "enc.output_norm.weight")
+        rotation = self._angles(positions)
+        return [self._keys_values(rows, f"blk.{i}", rotation) for i in range(self.shape.n_layer)]
+
+    def _keys_values(
+        self, x: Tensor, block: str, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        keys = self._norm(self._heads(x, f"{block}.attn_k.weight"), f"{block}.attn_k_norm.weight")
+        return _rotated(keys, rotation), self._heads(x, f"{block}.attn_v.weight")
+
+    def blocks(
+        self,
+        anchors: Tensor,  # [c] int64, the first token of each block
+        positions: Tensor,  # [c] int64, the position of that token
+        injected: list[tuple[Tensor, Tensor]],  # the result of inject()
+        spans: list[Span],  # the features that each block sees
+    ) -> Tensor:
+        """Computes the rows of many blocks that give logits.
+
+        Returns:
+            [c, block_size, n_embd] float32, normalised.
+        """
+        shape = self.shape
+        slots = torch.arange(shape.block_size, device=anchors.device)
+        ids = torch.full((len(anchors), len(slots)), shape.mask_token, device=anchors.device)
+        ids[:, 0] = anchors
+        rotation = self._angles(positions[:, None] + slots)
+        hidden = slots > slots[:, None] if shape.causal else None
+        h = self.embedding[ids]
+        for i in range(shape.n_layer):
+            block = f"blk.{i}"
+            x = self._norm(h, f"{block}.attn_norm.weight")
+            q = self._heads(x, f"{block}.attn_q.weight")
+            q = _rotated(self._norm(q, f"{block}.attn_q_norm.weight"), rotation)
+            own = self._keys_values(x, block, rotation)
+            attended = attend(q.to(own[1].dtype), _as(injected[i], own[1]), _as(own, own[1]),
+                              spans, hidden)  # fmt: skip
+            h = h + self._linear(attended.flatten(-2), f"{block}.attn_output.weight").float()
+            h = self._feed_forward(h, block)
+        return self._norm(h, "output_norm.weight")
+
+    def followers(self, tokens: Tensor) -> Tensor | None:
+        """The rows of the follower matrix for tokens [c]: [c, rank]; None without one."""
+        return self.weight("markov_w1.weight")[tokens] if self.shape.markov_rank else None
+
+    def step_logits(self, y: Tensor, before: Tensor) -> Tensor:
+        """The logits of slots.
+
+        Args:
+            y: [c, n_embd], rows of blocks().
+            before: [c] int64, the token before the drafted one.
+
+        Returns:
+            [c, n_draft_vocab].
+        """
+        logits, low = self.logits(y), self.followers(before)
+        return logits if low is None else logits + self._linear(low, "markov_w2.weight")
+
+    def confidence(self, y: Tensor, before: Tensor) -> Tensor:
+        """The logit of a slot token's acceptance: [c]; see step_logits().
+
+        It is trained, but no gradient flows into its inputs.
+        """
+        low = self.followers(before)
+        assert low is not None
+        row = torch.cat((y.detach(), low.detach().to(y.dtype)), dim=-1)
+        logits: Tensor = self._linear(row, "conf_proj.weight")[:, 0] + self.weight("conf_proj.bias")
+        return logits
+
+
+def _as(pair: tuple[Tensor, Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
+    return pair[0].to(like.dtype), pair[1].to(like.dtype)
+
+
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Applies RoPE: x is [..., n_head, size], turn of DraftHead._angles()."""
+    cos, sin = rotation
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, low * sin + high * cos), dim=-1)
+
+
+def initialise(
+    head: DFlashHead,
+    output: npt.NDArray[np.float32],  # [n_vocab, n_embd] float32, the target's output rows
+    # [n_embd] float32, the target's last norm, which is folded into the rows
+    output_norm: npt.NDArray[np.float32] | None,
+    # [n_layers * n_embd_target] float32, the RMS of each feature channel
+    channel_rms: npt.NDArray[np.float32],
+    seed: int,  # the seed of the random weights
+) -> None:
+    """Sets the initial weights.
+
+    The last layer input passes through `fc` nearly as it is, each number of a layer input made
+    alike in size: nothing norms them before. The output's rows point where the target's do. The
+    outputs of the heads for followers and confidence are 0 at first.
+    """
+    shape, generator = head.shape, torch.Generator().manual_seed(seed)
+    inner = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+    gains = [("fc.weight", _FC_GAIN)]
+    for i in range(shape.n_layer):
+        gains += [(f"blk.{i}.{name}.weight", 1.0) for name in inner]
+        gains += [(f"blk.{i}.{name}.weight", _OUT_GAIN) for name in ("attn_output", "ffn_down")]
+    if shape.markov_rank:
+        gains.append(("markov_w1.weight", 1.0))
+    with torch.no_grad():
+        draw_matrices(head, gains, generator)
+        fc = head.weight("fc.weight")
+        if shape.n_embd == shape.n_embd_target:
+            fc[:, -shape.n_embd :] += torch.eye(shape.n_embd)
+        # A channel that hardly varies carries little information, however small it is.
+        floor = 0.1 * np.median(channel_rms)
+        fc /= torch.from_numpy(np.maximum(channel_rms, max(floor, 1e-6)).astype(np.float32))
+        for name in ("markov_w2.weight", "conf_proj.weight", "conf_proj.bias"):
+            if head.has(name):
+                head.weight(name).zero_()
+        head.weight("output.weight").copy_(target_output(head, output, output_norm))
+
+
+def block_rows(head: DFlashHead, texts: Texts) -> Tensor:
+    """The rows that give logits, for the blocks from all starts: [c, n_steps, n_embd] by depth."""
+    ends, owner = texts.ends()
+    starts = texts.starts
+    injected = head.inject(texts.features, texts.positions)
+    spans = spans_of(owner[starts], starts, ends)
+    rows = head.blocks(texts.tokens[starts + 1], texts.positions[starts] + 1, injected, spans)
+    return rows[:, head.shape.first_slot :]
+
+
+def drafted(texts: Texts, n_steps: int) -> Tensor:
+    """Where a block drafts a token to learn: [c, n_steps] bool.
+
+    It ends where its text does, where a token need not be learned, and after a token that the draft
+    vocabulary lacks: no draft continues there.
+    """
+    ends, owner = texts.ends()
+    starts, last = texts.starts, len(texts.tokens) - 1
+    runs, out = torch.ones_like(starts, dtype=torch.bool), []
+    for depth in range(n_steps):
+        at = starts + depth + 1
+        runs = runs & (at + 1 < ends[owner[starts]]) & texts.learned[(at + 1).clamp(max=last)]
+        if depth:
+            runs = runs & texts.in_vocab[at.clamp(max=last)]
+        out.append(runs)
+    return torch.stack(out, dim=1)
+
+
+def with_fewer(texts: Texts, share: float, generator: torch.Generator) -> Texts:
+    """The same texts with a share of their blocks, at least one."""
+    n = len(texts.starts)
+    kept = torch.randperm(n, generator=generator)[: max(round(share * n), 1)].sort().values
+    return replace(texts, starts=texts.starts[kept.to(texts.starts.device)])
+
+
+@dataclass(slots=True)
+class _Step:
+    """One depth of all blocks that reach it."""
+
+    blocks: Tensor  # [m] int64, the indices of the blocks in Texts.starts
+    losses: Tensor  # [m] float32 with a gradient
+    mass: Tensor  # [m] float32, the share of the target's distribution in the draft vocabulary
+    q: Tensor  # [m] float32, the draft's probability of the text's token
+    best: Tensor  # [m] int64, the likeliest draft id
+    right: Tensor  # [m] bool, whether best is the text's token
+
+
+def block_losses(
+    head: DFlashHead,
+    texts: Texts,
+    fit: DFlashFitConfig,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> Losses:
+    """The loss of the blocks from all starts."""
+    n_steps, device = head.shape.n_steps, texts.tokens.device
+    rows, runs = block_rows(head, texts), drafted(texts, n_steps)
+    output = head.weight("output.weight")
+    if not output.requires_grad:
+        output = output.to(dtype)  # once for all depths
+    by_depth, hits = [0.0] * n_steps, [0.0] * n_steps
+    steps: list[_Step] = []
+    goes_on = torch.ones(len(texts.starts), dtype=torch.bool, device=device)
+    reached, doubt = goes_on, torch.zeros((), device=device)
+    n_doubt = 0
+    for depth in range(n_steps):
+        blocks = (goes_on & runs[:, depth]).nonzero()[:, 0]
+        if not len(blocks):
+            break
+        y, at = rows[blocks, depth], texts.starts[blocks] + depth + 1
+        step, right_pick = _step(head, y, output, texts, blocks, at, fit.hard_share, dtype)
+        steps.append(step)
+        by_depth[depth] = float(step.losses.detach().sum() / step.mass.sum().clamp(min=1e-6))
+        hits[depth] = float(right_pick.float().mean())
+        if head.shape.confidence:
+            is_reached = reached[blocks]
+            logit = head.confidence(y[is_reached], texts.tokens[at[is_reached]])
+            doubt = doubt + nnf.binary_cross_entropy_with_logits(
+                logit.float(), step.right[is_reached].float(), reduction="sum"
+            )
+            n_doubt += int(is_reached.sum())
+        right = torch.zeros_like(goes_on)
+        right[blocks] = step.right
+        reached = reached & right
+        lucky = torch.rand(len(blocks), generator=generator).to(device) < fit.missed_share
+        goes_on = right.index_put((blocks,), step.right | lucky)
+    total = _weighted(steps, len(texts.starts), fit) + doubt / max(n_doubt, 1)
+    return Losses(total, by_depth, hits)
+
+
+def _step(
+    head: DFlashHead, y: Tensor, output: Tensor, texts: Texts, blocks: Tensor, at: Tensor,
+    hard_share: float, dtype: torch.dtype,
+) -> tuple[_Step, Tensor]:  # fmt: skip
+    """Computes one depth, and where its pick is the target's likeliest token."""
+    token = texts.tokens[at + 1]
+    label = torch.searchsorted(head.d2t, token).clamp(max=len(head.d2t) - 1)
+    known = head.d2t[label] == token
+    soft_ids, soft_p = texts.target_ids[at], texts.target_p[at]
+    ids, p = soft_ids, soft_p
+    if hard_share:
+        ids = torch.cat((ids, label[:, None]), dim=1)
+        p = torch.cat(((1 - hard_share) * p, hard_share * known[:, None].float()), dim=1)
+    low = head.followers(texts.tokens[at])
+    bias = None if low is None else head.weight("markov_w2.weight")
+    losses, best, log_q = SoftCrossEntropy.apply(
+        y, output, low, bias, Targets(ids, p, label), dtype
+    )
+    q = torch.where(known, log_q.exp(), torch.zeros_like(log_q))
+    right = known & (best == label)
+    step = _Step(blocks, losses, p.float().sum(-1), q, best, right)
+    return step, is_likeliest(best, soft_ids, soft_p)
+
+
+def _weighted(steps: list[_Step], n_blocks: int, fit: DFlashFitConfig) -> Tensor:
+    """The weighted sum of all losses.
+
+    "decay": the mean over all steps, one at depth s counting step_decay ** s. "dpace": with q the
+    draft's probability of the text's token and q' = (1 - alpha) q + alpha, a block is expected to
+    have S = q'_0 + q'_0 q'_1 + ... tokens accepted; a step counts what S has of products that its
+    own q' stands in, and the sum is divided by the number of blocks. The weights have no gradient.
+    """
+    if fit.weights == "decay":
+        parts = [fit.step_decay**s * step.losses.sum() for s, step in enumerate(steps)]
+        mass = sum(fit.step_decay**s * float(step.mass.sum()) for s, step in enumerate(steps))
+        return torch.stack(parts).sum() / max(mass, 1e-6)
+    device = steps[0].q.device
+    survival = torch.zeros(n_blocks, len(steps), device=device)
+    product = torch.ones(n_blocks, device=device)
+    for s, step in enumerate(steps):
+        product = product.index_put(
+            (step.blocks,),
+            product[step.blocks] * ((1 - fit.dpace_alpha) * step.q + fit.dpace_alpha),
+        )
+        survival[step.blocks, s] = product[step.blocks]
+    weights = survival.flip(1).cumsum(1).flip(1)
+    parts = [(weights[step.blocks, s] * step.losses).sum() for s, step in enumerate(steps)]
+    return torch.stack(parts).sum() / n_blocks
+
+
+def count_accepted(head: DFlashHead, texts: Texts) -> Tensor:
+    """The number of accepted tokens of the block from each start, [n_starts] int64 on the CPU."""
+    n_accepted = torch.zeros(len(texts.starts), dtype=torch.int64)
+    with torch.no_grad():
+        rows, runs = block_rows(head, texts), drafted(texts, head.shape.n_steps)
+        goes_on = torch.ones(len(texts.starts), dtype=torch.bool, device=rows.device)
+        for depth in range(head.shape.n_steps):
+            blocks = (goes_on & runs[:, depth]).nonzero()[:, 0]
+            at = texts.starts[blocks] + depth + 1
+            # As far as a draft is right, the token before is the text's.
+            logits = head.step_logits(rows[blocks, depth], texts.tokens[at])
+            right = head.d2t[logits.argmax(-1)] == texts.tokens[at + 1]
+            n_accepted[blocks.cpu()] += right.cpu().long()
+            goes_on = torch.zeros_like(goes_on).index_put((blocks,), right)
+    return n_accepted
+
+
+def set_induction_heads(
+    # an initialised head whose first slot drafts, with n_head equal to n_head_kv; any other stays
+    # unchanged
+    head: DFlashHead,
+    # [n, n_embd_target] float32, the first layer input that the draft reads
+    rows: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int64],  # [n] int64, the tokens of these rows
+    last: npt.NDArray[np.float32],  # [n, n_embd_target] float32, the last layer input that it reads
+    counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
+    # [n_layers * n_embd_target] float32, the RMS of each feature channel
+    channel_rms: npt.NDArray[np.float32],
+    seed: int,  # the seed of the directions
+) -> float:
+    """Sets two thirds of the heads as induction heads that also look at the row before the block.
+
+    Only if the first layer input identifies the token.
+    """
+    shape = head.shape
+    d, size = shape.n_embd, shape.head_size
+    if not shape.sample_from_anchor or shape.n_head != shape.n_head_kv or d != shape.n_embd_target:
+        return 0.0
+    used = max(int(_SHARE * shape.n_head), 1) * size
+    n = used // size * (size // 2)
+    weights = torch.from_numpy(counts).double() + 0.1
+    embedding = normed(head.embedding.double(), shape.rms_eps)
+    directions = equal_directions(embedding, weights / weights.sum(), n, seed)
+    scale = torch.from_numpy(np.maximum(channel_rms[:d], 1e-6)).double()
+    x = torch.from_numpy(rows).double() / scale
+    token_map, r2 = fit_token_map(x, (embedding @ directions.T)[torch.from_numpy(tokens)])
+    if r2 < MIN_R2:
+        return r2
+    weights[shape.mask_token] = weights.sum()  # as often as all others: it is in most slots
+    upright = _one_of(embedding, weights)
+    end_scale = torch.from_numpy(np.maximum(channel_rms[-d:], 1e-6)).double()
+    both = torch.cat((x, torch.from_numpy(last).double() / end_scale), dim=1)
+    one = _one_of(both, None)
+    space = _Space(upright / upright.norm(), used, n, seed)
+    _set_first_layer(head, space, directions, token_map / scale, torch.from_numpy(last))
+    with torch.no_grad():
+        fc = head.weight("fc.weight")
+        fc[:, :d] -= torch.outer(space.upright, one[:d] / scale).float()
+        fc[:, -d:] -= torch.outer(space.upright, one[d:] / end_scale).float()
+    if shape.n_layer > 1 and _is_sure(embedding, weights, upright) and _is_sure(both, None, one):
+        _set_second_layer(head, space, seed)
+    return r2
+
+
+def _one_of(x: Tensor, weights: Tensor | None) -> Tensor:
+    """The direction [width] in which rows x [m, width] are nearest to 1."""
+    weights = torch.ones_like(x[:, 0]) if weights is None else weights
+    gram = (x * weights[:, None]).T @ x
+    ridge = 1e-3 * gram.diagonal().mean() * torch.eye(x.shape[1], dtype=x.dtype)
+    return torch.linalg.solve(gram + ridge, weights @ x)
+
+
+def _is_sure(x: Tensor, weights: Tensor | None, direction: Tensor) -> bool:
+    """Whether nearly all rows [m, width], weighted by frequency, are on one side of it."""
+    weights = torch.ones_like(x[:, 0]) if weights is None else weights
+    return float(weights[x @ direction > 0].sum() / weights.sum()) >= _MIN_SURE
+
+
+class _Space:
+    """The directions of a row, and their initial use.
+
+    Attributes:
+        upright: [n_embd], a direction with slots on one side and rows of features on the other.
+        axes: [n_embd, n_embd - 1], the other directions.
+        used: the numbers of the initialised heads.
+        n_token, n_next: the numbers of axes for the token, and for the token after it.
+    """
+
+    def __init__(self, upright: Tensor, used: int, n_token: int, seed: int) -> None:
+        d = len(upright)
+        generator = torch.Generator().manual_seed(seed + 1)
+        drawn = torch.randn(d, d - 1, generator=generator, dtype=torch.float64)
+        self.upright = upright
+        self.axes = torch.linalg.qr(torch.cat((upright[:, None], drawn), dim=1)).Q[:, 1:]
+        self.used, self.n_token = used, n_token
+        self.n_next = min(used, d - 1 - n_token)
+
+
+def _set_first_layer(
+    head: DFlashHead, space: _Space, directions: Tensor, token_map: Tensor, last: Tensor
+) -> None:
+    """Sets the first layer and the encoding of features.
+
+    Args:
+        head: the draft.
+        space: the layout of a row.
+        directions: [n, n_embd], the directions that distinguish tokens.
+        token_map: [n, n_embd_target], the map from the first layer input to these directions.
+        last: see set_induction_heads().
+    """
+    d, size, used = head.shape.n_embd, head.shape.head_size, space.used
+    n, n_next = space.n_token, space.n_next
+    output = head.weight("output.weight").detach().double()
+    widest = torch.linalg.eigh(output.T @ output).eigenvectors.flip(1)[:, :n_next].float()
+    rms = (last @ widest).square().mean().sqrt().clamp(min=1e-6)
+    axes = space.axes.float()
+    with torch.no_grad():
+        # A row of features: which token it belongs to, and what the target said there.
+        fc = head.weight("fc.weight")
+        fc.zero_()
+        fc[:, :d] = axes[:, :n] @ token_map.float()
+        fc[:, -d:] += axes[:, n : n + n_next] @ widest.T / rms
+        # In the half of a head's numbers that RoPE turns slowest: number i goes with i + size / 2.
+        numbers = torch.arange(used).view(-1, 2, size // 2)
+        slow = numbers[..., size // 2 - size // 4 :].reshape(len(numbers), -1).flatten()
+        q, k = head.weight("blk.0.attn_q.weight"), head.weight("blk.0.attn_k.weight")
+        q[:used], k[:used] = 0, 0
+        q[slow] = directions[: len(slow)].float()
+        k[slow] = axes[:, : len(slow)].T
+        v, out = head.weight("blk.0.attn_v.weight"), head.weight("blk.0.attn_output.weight")
+        v[:used] = 0
+        v[:n_next] = axes[:, n : n + n_next].T
+        out[:, :used] = 0
+        out[:, :n_next] = _STRENGTH * widest
+        for part in ("q", "k"):
+            head.weight(f"blk.0.attn_{part}_norm.weight").fill_(_SHARPNESS)
+        for i in range(head.shape.n_layer):
+            head.weight(f"blk.{i}.ffn_down.weight").mul_(_NOISE)
+            if i:
+                head.weight(f"blk.{i}.attn_output.weight").mul_(_NOISE)
+
+
+def _set_second_layer(head: DFlashHead, space: _Space, seed: int) -> None:
+    """Makes heads of the second layer copy the row before the block.
+
+    All its queries are one vector and so are all keys of features, turned by RoPE so that a row at
+    a distance of one fits best; keys of slots are the opposite.
+    """
+    d, size, used = head.shape.n_embd, head.shape.head_size, space.used
+    n, n_next = space.n_token, space.n_next
+    upright = space.upright.float()
+    angles = head.frequencies[:_PAIRS].cpu()
+    query, key = torch.zeros(2, size // 2), torch.zeros(2, size // 2)
+    key[0, : len(angles)] = 1
+    query[0, : len(angles)], query[1, : len(angles)] = angles.cos(), -angles.sin()
+    n_heads = used // size
+    generator = torch.Generator().manual_seed(seed + 2)
+    spread = torch.linalg.qr(torch.randn(d, n_next, generator=generator)).Q
+    with torch.no_grad():
+        # What the first layer adds leaves this direction alone.
+        for name in ("attn_output", "ffn_down"):
+            out = head.weight(f"blk.0.{name}.weight")
+            out -= torch.outer(upright, upright @ out)
+        q, k = head.weight("blk.1.attn_q.weight"), head.weight("blk.1.attn_k.weight")
+        q[:used] = _SURE * torch.outer(query.flatten().repeat(n_heads), upright)
+        k[:used] = -_SURE * torch.outer(key.flatten().repeat(n_heads), upright)
+        v, out = head.weight("blk.1.attn_v.weight"), head.weight("blk.1.attn_output.weight")
+        v[:used], out[:, :used] = 0, 0
+        v[:n_next] = space.axes[:, n : n + n_next].T.float()
+        out[:, :n_next] = _LAST_ROW * spread
+        for part in ("q", "k"):
+            head.weight(f"blk.1.attn_{part}_norm.weight").fill_(_SHARPNESS)
+
+
+class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
+    """Drafts that propose a block in one pass."""
+
+    arch = "dflash"
+    title = "DFlash"
+    folder = "dflash"
+    head_class = DFlashHead
+
+    def __init__(self, config: DFlashTrainConfig, model: Model) -> None:
+        super().__init__(config, model)
+        self.n_steps = config.head.n_steps
+        self._mask_token = 0
+
+    def shape_of(self, keys: Keys, n_draft_vocab: int) -> DFlashShape:
+        """See Kind."""
+        return DFlashShape(
+            n_vocab=keys.target.n_vocab,
+            n_draft_vocab=n_draft_vocab,
+            n_embd_target=keys.target.n_embd,
+            n_layer=keys.number("block_count"),
+            block_size=keys.number("block_size"),
+            mask_token=keys.number(MASK_KEY),
+            causal=bool(keys.values["attention.causal"]),
+            markov_rank=keys.sizes.get("markov_w2.weight", (0, 0))[1],
+            confidence=bool(keys.values.get("has_confidence_head", False)),
+            sample_from_anchor=bool(keys.values.get("sample_from_anchor", False)),
+            **keys.common(),
+        )
+
+    def shape(self, start: Inputs) -> DFlashShape:
+        """See Kind."""
+        wanted = self.config.head
+        return DFlashShape(
+            **self.common_sizes(start, grouped=not wanted.from_anchor),
+            n_layer=wanted.n_layer,
+            block_size=wanted.block_size,
+            mask_token=self._mask_token,
+            causal=wanted.causal,
+            markov_rank=wanted.markov_rank,
+            confidence=wanted.confidence,
+            sample_from_anchor=wanted.from_anchor,
+        )
+
+    def new_head(self, start: Inputs, reporter: Reporter) -> DFlashHead:
+        """A head with induction heads and the target's output directions; the rest is random."""
+        weights, seed = start.weights, self.config.fit.seed
+        counts = token_counts(start.corpus, start.train, self.model.info.n_vocab)
+        mask = choose_mask_token(self.model.vocab, counts, weights.embedding)
+        self._mask_token = mask
+        head = DFlashHead(self.shape(start), weights.embedding, start.vocab.d2t)
+        seen = sample_of(start)
+        initialise(head, weights.output, weights.output_norm, seen.channel_rms, seed)
+        r2 = set_induction_heads(
+            head, seen.rows, seen.tokens, seen.last, counts, seen.channel_rms, seed
+        )
+        if self.config.head.from_anchor:
+            reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
+        piece = self.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
+        reporter.line(f"mask token: {mask} ({piece!r})")
+        return head
+
+    def known_head(self, start: Inputs, init: InitDraft) -> DFlashHead:
+        """A head for an earlier draft, with its block size."""
+        head = super().known_head(start, init)
+        self.n_steps = head.shape.n_steps
+        return head
+
+    def losses(
+        self, head: DFlashHead, texts: Texts, dtype: torch.dtype, generator: torch.Generator
+    ) -> Losses:
+        """See Kind: blocks begin at some of the positions."""
+        fit, texts = self.config.fit, self.asked(head, texts, generator)
+        texts = with_fewer(texts, fit.anchor_share, generator)
+        return block_losses(head, texts, fit, dtype, generator)
+
+    def n_accepted(self, head: DFlashHead, texts: Texts) -> Tensor:
+        """See Kind."""
+        return count_accepted(head, texts)
+
+    def keys(self, head: DFlashHead) -> dict[str, Any]:
+        """The mask token, in place of one that the target's tokenizer names."""
+        return {MASK_KEY: head.shape.mask_token}
+
+
+def choose_mask_token(
+    vocab: Vocab, counts: npt.NDArray[np.int64], embedding: npt.NDArray[np.float32]
+) -> int:
+    """A token without occurrences: its row of the target's embedding becomes the mask's.
+
+    A mask token of the vocabulary comes first, then the last control token that neither ends a text
+    nor occurs in one, then the last ordinary one that does not occur, then the rarest.
+
+    Args:
+        vocab: the target's vocabulary.
+        counts: [n_vocab] int64, the occurrences of each token in the text.
+        embedding: [n_vocab, n_embd] float32, the target's embedding.
+    """
+    mask = vocab.special("mask")
+    if mask is not None:
+        return mask
+    lengths = np.linalg.norm(embedding, axis=1)
+    usable = lengths > _MIN_LENGTH * np.median(lengths)
+    ids = np.arange(len(counts))
+    control = np.array([vocab.is_control(int(t)) for t in ids])
+    ending = np.array([vocab.is_eog(int(t)) for t in ids])
+    starting = ids == (-1 if vocab.bos is None else vocab.bos)
+    free = usable & ~ending & ~starting
+    # Sorted by what matters most last: unseen, control, high.
+    order = np.lexsort((ids, control, -counts, free))
+    return int(order[-1])
+
+
+KIND = DFlashKind

@@ -1,0 +1,302 @@
+"""EAGLE-3 heads: the head as a PyTorch module (docs/eagle3.md), its first weights, its file.
+
+RoPE turns neighbours (2i, 2i+1) here as in the GGUF. The chains of run/chains.py are its objective.
+
+Induction heads. Text repeats itself, and a draft that sees it is right for as long as it does. A
+head of one layer can: the row of x[P] says x[P] in its low layers, so that a query made of the
+token x[P+1] finds the pairs whose row belongs to that same token, and the token of such a pair is
+what followed. (In models of several layers two of them do this together: "induction heads", arXiv
+2209.11895.) Left to itself training finds it late: on SmolLM2, after 2,379 batches, drafts were
+right in 47% of the places where four tokens and what follows had been there before, and a head that
+begins like this is so in 54% before its first batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllama_spec.engine import Model
+from pyllama_spec.train.config import Eagle3TrainConfig
+from pyllama_spec.train.corpus.selection import token_counts
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.chains import ChainHead, Pairs
+from pyllama_spec.train.run.head import (
+    MIN_R2,
+    DraftShape,
+    draw_matrices,
+    equal_directions,
+    fit_token_map,
+    normed,
+    target_output,
+)
+from pyllama_spec.train.run.init_draft import InitDraft, Keys
+from pyllama_spec.train.run.kind import ChainKind, Inputs, sample_of
+
+# The share of induction heads; the others are free.
+_SHARE = 2 / 3
+# Size of a match before the softmax, in units of its spread over other tokens, squared; and of what
+# a copied token adds to a row. Both from trials on SmolLM2.
+_SHARPNESS = 16.0
+_STRENGTH = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape(DraftShape):
+    """The sizes of a head; see DraftShape."""
+
+    fc_norm: bool  # options of EAGLE-3.1
+    norm_output: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the head uses no option of EAGLE-3.1."""
+        return not self.fc_norm and not self.norm_output
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of the GGUF, without the architecture's prefix."""
+        return {
+            **DraftShape.keys(self),
+            "block_count": 1,
+            "vocab_size": self.n_vocab,
+            "target_hidden_size": self.n_embd_target,
+            # Only where they are on: stock llama.cpp does not know them.
+            **{flag: True for flag in ("fc_norm", "norm_output") if getattr(self, flag)},
+        }
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
+        d, t, n_layers = self.n_embd, self.n_embd_target, len(self.target_layers)
+        return {
+            "fc.weight": (d, n_layers * t),
+            **{f"enc.output_norm.{i}.weight": (t,) for i in range(n_layers) if self.fc_norm},
+            "blk.0.attn_norm.weight": (d,),
+            "blk.0.attn_norm_2.weight": (d,),
+            **self.attention_and_ffn("blk.0", 2 * d),
+            "output_norm.weight": (d,),
+            "output.weight": (self.n_draft_vocab, d),
+        }
+
+
+class Eagle3Head(ChainHead):
+    """An EAGLE-3 head of one layer; see ChainHead."""
+
+    offset = 0
+
+    def __init__(
+        self, shape: HeadShape, embedding: npt.NDArray[np.float32], d2t: npt.NDArray[np.int64]
+    ) -> None:
+        super().__init__(shape, embedding, d2t)
+        self.shape = shape
+
+    def rows_of(self, features: Tensor) -> Tensor:
+        """See ChainHead; features are [n, n_layers * n_embd_target] float32."""
+        if self.shape.fc_norm:
+            parts = features.split(self.shape.n_embd_target, dim=-1)
+            normed = [
+                self._norm(part, f"enc.output_norm.{i}.weight") for i, part in enumerate(parts)
+            ]
+            features = torch.cat(normed, dim=-1)
+        return self._linear(features, "fc.weight").float()
+
+    def pair(self, tokens: Tensor, rows: Tensor) -> Pairs:
+        """See ChainHead: attention reads the norms of token and row side by side."""
+        token_half = self._norm(self.embedding[tokens], "blk.0.attn_norm.weight")
+        row_half = self._norm(rows, "blk.0.attn_norm_2.weight")
+        return Pairs(rows, torch.cat((token_half, row_half), dim=-1))
+
+    def queries(self, pairs: Pairs, positions: Tensor) -> tuple[Tensor, None]:
+        """See ChainHead."""
+        return self._turn(self._heads(pairs.read, "blk.0.attn_q.weight"), positions), None
+
+    def keys_and_values(self, pairs: Pairs, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See ChainHead."""
+        keys = self._turn(self._heads(pairs.read, "blk.0.attn_k.weight"), positions)
+        return keys, self._heads(pairs.read, "blk.0.attn_v.weight")
+
+    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        cos, sin = self._angles(positions)
+        even, odd = x[..., 0::2].float(), x[..., 1::2].float()
+        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+        return turned.flatten(-2).to(x.dtype)
+
+    def finish(
+        self, pairs: Pairs, attended: Tensor, gate: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See ChainHead."""
+        h = pairs.rows
+        h = h + self._linear(attended.flatten(-2), "blk.0.attn_output.weight").float()
+        h = self._feed_forward(h, "blk.0")
+        y = self._norm(h, "output_norm.weight")
+        return (y if self.shape.norm_output else h), y
+
+
+def initialise(
+    head: Eagle3Head,
+    output: npt.NDArray[np.float32],  # [n_vocab, n_embd] float32, the target's output rows
+    # [n_embd] float32, the target's last norm, which is folded into the rows
+    output_norm: npt.NDArray[np.float32] | None,
+    feature_rms: npt.NDArray[np.float32],  # [n_layers] float32, the RMS of each layer input
+    seed: int,  # the seed of the random weights
+) -> None:
+    """Sets the initial weights.
+
+    The last layer input passes through `fc` as it is, and the output's rows point where the
+    target's do: so the head begins with what the target was about to say, and learns the step
+    beyond it.
+    """
+    shape, generator = head.shape, torch.Generator().manual_seed(seed)
+    d, t = shape.n_embd, shape.n_embd_target
+    names = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "attn_output", "ffn_down")
+    halved = ("attn_output", "ffn_down")
+    gains = [("fc.weight", 0.1)]
+    gains += [(f"blk.0.{name}.weight", 0.5 if name in halved else 1.0) for name in names]
+    with torch.no_grad():
+        draw_matrices(head, gains, generator)
+        fc = head.weight("fc.weight")
+        if d == t:
+            fc[:, -t:] += torch.eye(d)
+        if not shape.fc_norm:  # rows of about unit size, as normed ones are
+            scale = 1.0 / np.maximum(feature_rms, 1e-6)
+            fc *= torch.from_numpy(scale.astype(np.float32)).repeat_interleave(t)
+        head.weight("output.weight").copy_(target_output(head, output, output_norm))
+
+
+def set_induction_heads(
+    # an initialised head with n_head equal to n_head_kv; any other stays unchanged
+    head: Eagle3Head,
+    # [n, n_embd_target] float32, the first layer input that the head reads, at some tokens
+    rows: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int64],  # [n] int64, these tokens
+    counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
+    seed: int,  # the seed of the directions
+) -> float:
+    """Makes two thirds of the attention heads induction heads, if the input identifies the token.
+
+    Each of them compares tokens along directions of its own, which are scaled to equal spread so
+    that frequent tokens do not look alike. Queries and keys are in the half of a head's numbers
+    that RoPE turns slowest. The copied token is added along the widest directions of the output's
+    rows.
+    """
+    shape = head.shape
+    if shape.n_head != shape.n_head_kv or shape.n_embd != shape.n_embd_target:
+        return 0.0
+    n_heads, half = max(int(_SHARE * shape.n_head), 1), shape.head_size // 2
+    n = n_heads * half
+    embedding = normed(head.embedding.double(), shape.rms_eps)
+    weights = torch.from_numpy(counts).double() + 0.1
+    weights /= weights.sum()
+    directions = equal_directions(embedding, weights, n, seed)
+    token_map, r2 = _fit(head, rows, tokens, embedding @ directions.T)
+    if r2 < MIN_R2:
+        return r2
+    with torch.no_grad():
+        d, used = shape.n_embd, n_heads * shape.head_size
+        # The first n numbers of a row made of features say which token it belongs to.
+        fc = head.weight("fc.weight")
+        fc[:n] = 0
+        fc[:n, :d] = token_map.float()
+        slow = torch.arange(used).view(n_heads, -1)[:, half:].flatten()
+        gain = math.sqrt(_SHARPNESS)
+        q, k = head.weight("blk.0.attn_q.weight"), head.weight("blk.0.attn_k.weight")
+        q[:used], k[:used] = 0, 0
+        q[slow, :d] = gain * directions.float()
+        k[slow, d : d + n] = gain * torch.eye(n)
+        to_output, widest = _output_map(head, embedding, weights, used)
+        v, out = head.weight("blk.0.attn_v.weight"), head.weight("blk.0.attn_output.weight")
+        v[:used] = 0
+        v[:used, :d] = (widest @ to_output).float()
+        out[:, :used] = _STRENGTH * widest.T.float()
+    return r2
+
+
+def _fit(
+    head: Eagle3Head, rows: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], wanted: Tensor
+) -> tuple[Tensor, float]:
+    """The map [n, n_embd_target] from the first layer input to `wanted`, and its R^2."""
+    x = torch.from_numpy(rows.astype(np.float64))
+    if head.shape.fc_norm:
+        x = normed(x, head.shape.rms_eps)
+    return fit_token_map(x, wanted[torch.from_numpy(tokens)])
+
+
+def _output_map(
+    head: Eagle3Head, embedding: Tensor, weights: Tensor, n: int
+) -> tuple[Tensor, Tensor]:
+    """The map [d, d] from embeddings to output rows, and the widest directions [n, d] of these."""
+    d2t = head.d2t.cpu()
+    output = head.weight("output.weight").detach().double()
+    root = weights[d2t].sqrt()[:, None]
+    x, y = embedding[d2t] * root, output * root
+    eye = torch.eye(x.shape[1], dtype=torch.float64)
+    solved = torch.linalg.solve(x.T @ x + 1e-6 * eye, x.T @ y).T
+    vectors = torch.linalg.eigh(y.T @ y).eigenvectors
+    return solved, vectors.flip(1)[:, :n].T
+
+
+class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
+    """Heads of one layer that draft a token per step."""
+
+    arch = "eagle3"
+    title = "EAGLE-3"
+    head_class = Eagle3Head
+
+    def __init__(self, config: Eagle3TrainConfig, model: Model) -> None:
+        super().__init__(config, model)
+        self.n_steps = config.fit.n_steps
+
+    def notes(self, layers: tuple[int, ...]) -> list[str]:
+        """A remark on options that stock llama.cpp does not load."""
+        if not self.config.head.is_plain or len(layers) == 3:
+            return []
+        n = len(layers)
+        return [f"stock llama.cpp takes 3 target layers, and does not load a head with {n}"]
+
+    def shape_of(self, keys: Keys, n_draft_vocab: int) -> HeadShape:
+        """See Kind."""
+        if keys.number("block_count") != 1:
+            raise ValueError(f"{keys.number('block_count')} layers instead of one")
+        return HeadShape(
+            n_vocab=keys.number("vocab_size"),
+            n_draft_vocab=n_draft_vocab,
+            n_embd_target=keys.number("target_hidden_size"),
+            fc_norm=bool(keys.values.get("fc_norm", False)),
+            norm_output=bool(keys.values.get("norm_output", False)),
+            **keys.common(),
+        )
+
+    def shape(self, start: Inputs) -> HeadShape:
+        """See Kind."""
+        wanted = self.config.head
+        return HeadShape(
+            **self.common_sizes(start), fc_norm=wanted.fc_norm, norm_output=wanted.norm_output
+        )
+
+    def new_head(self, start: Inputs, reporter: Reporter) -> Eagle3Head:
+        """A head initialised with induction heads and the target's output."""
+        weights, shape, seed = start.weights, self.shape(start), self.config.fit.seed
+        head = Eagle3Head(shape, weights.embedding, start.vocab.d2t)
+        seen = sample_of(start)
+        initialise(head, weights.output, weights.output_norm, seen.rms, seed)
+        counts = token_counts(start.corpus, start.train, shape.n_vocab)
+        r2 = set_induction_heads(head, seen.rows, seen.tokens, counts, seed)
+        reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
+        return head
+
+    def copied_share(self, head: Eagle3Head) -> float:
+        """See Kind: stock llama.cpp, for which a plain head is, does not copy."""
+        return 1.0 if head.shape.is_plain else super().copied_share(head)
+
+    def max_ngrams(self, init: InitDraft | None) -> int:
+        """See Kind: a draft that begins with a plain one is for stock llama.cpp too."""
+        is_plain = init is not None and isinstance(init.shape, HeadShape) and init.shape.is_plain
+        return 0 if is_plain and self.config.n_ngrams is None else super().max_ngrams(init)
+
+
+KIND = Eagle3Kind

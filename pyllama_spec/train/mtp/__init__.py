@@ -1,1 +1,0 @@
-"""MTP heads: their facts, graph, chains and file."""
