@@ -320,8 +320,10 @@ class ThoughtTags:
             if unread == "none":
                 return replace(request, response_format=None, thinking_token_budget=None)
             raise UnsupportedError(
-                f"reasoning_effort={unread!r}: the model's chat template marks no thoughts and "
-                "reads no effort; leave it out"
+                "is not for this model: its chat template marks no thoughts and reads no effort",
+                param="reasoning_effort",
+                value=unread,
+                remedy="leave it out",
             )
         if request.thinking_token_budget is None:
             return request
@@ -336,8 +338,10 @@ class ThoughtTags:
         """
         if not tags:
             raise UnsupportedError(
-                f"thinking_token_budget={request.thinking_token_budget}: the model's chat template "
-                "marks no thoughts, so none can be bounded; leave it out, or set max_tokens"
+                "is not for this model: its chat template marks no thoughts",
+                param="thinking_token_budget",
+                value=request.thinking_token_budget,
+                remedy="leave it out, or set `max_tokens`",
             )
         return replace(
             request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),

@@ -141,7 +141,7 @@ def tokens_with_and_without_ids(folder: Path) -> None:
     opened().decode(batch)
 
 
-@CASES.add(ContextFullError, "n_ctx")
+@CASES.add(ContextFullError, "prompt")
 def context_full(folder: Path) -> None:
     context = opened(n_ctx=64)
     for pos in range(65):
@@ -320,7 +320,7 @@ def grammar_trigger_that_is_no_pattern(folder: Path) -> None:
     _grammar('root ::= "a"', grammar_triggers=("(((",))(folder)
 
 
-@CASES.add(PyllamaSpecError, "grammar")
+@CASES.add(PyllamaSpecError)
 def grammar_given_a_wrong_token(folder: Path) -> None:
     sampler(grammar='root ::= "a"').accept(ord("b"))
 
