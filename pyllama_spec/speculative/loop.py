@@ -126,9 +126,13 @@ class SpeculativeLoop:
         """
         run = self._run
         if run.state is not state or run.sampler is not None:
-            raise ArgumentError("call prefill() with this sequence directly before generate()")
+            raise ArgumentError(
+                "sequence",
+                problem="is not prepared",
+                remedy="call prefill() with it right before generate()",
+            )
         if max_tokens < 1:
-            raise ArgumentError(f"max_tokens={max_tokens} must be at least 1")
+            raise ArgumentError("max_tokens", max_tokens, "at least 1")
         run.sampler, run.max_tokens, run.observe = sampler, max_tokens, observe
         run.rejection, run.noise = rejection, noise
         self.round.settle_acceptance(run)

@@ -23,7 +23,7 @@ from pyllama_spec.drafters.base import Drafter, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.checks import count
-from pyllama_spec.engine.exactness import FEW_ROWS
+from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     Controller,

@@ -77,7 +77,7 @@ def capacity_of(n_bytes: int) -> int:
             high = middle - 1
     if low < _LEAST_TOKENS:
         least = index_bytes(_LEAST_TOKENS)
-        raise ArgumentError(f"a draft memory of {n_bytes} bytes is too small: at least {least}")
+        raise ArgumentError("max_bytes", n_bytes, f"at least {least}")
     return low
 
 
@@ -222,9 +222,10 @@ class Store(Memory):
         self.digest, self.max_tokens = facts[0]
         if digest is not None and digest != self.digest:
             raise ArgumentError(
-                f"the draft memory {self.path} was made with another vocabulary than {whose} has: "
-                "ids mean other texts there; name a file of its own for each tokenizer"
-            )
+                "draft_memory", self.path, problem=f"was made with another vocabulary than "
+                f"{whose} has: ids "
+                "mean other texts there", remedy="name a file of its own for each tokenizer",
+            )  # fmt: skip
         if not _LEAST_TOKENS <= self.max_tokens <= _MOST_TOKENS:
             raise self._refused(f"it says that it has room for {self.max_tokens} tokens")
 
@@ -342,9 +343,9 @@ class Store(Memory):
             )
         if self._is_read_only:
             raise ArgumentError(
-                f"the draft memory {self.path} can only be read here: give this user the right to "
-                "write it, or name another file"
-            )
+                "draft_memory", self.path, problem="can only be read here",
+                remedy="give this user the right to write it, or name another file",
+            )  # fmt: skip
         with self._readable():
             self._file.execute("BEGIN IMMEDIATE")
             with self._transaction():
