@@ -51,9 +51,9 @@ _OF_SETTINGS = {
     **names_of("cli", ServerSettings), "allowed_hosts": "--allowed-hosts",
     "max_body_bytes": "--max-body", "api_key_file": "--api-key-file", "tls_cert": "--tls-cert",
 }  # fmt: skip
-FLAGS = {**names_of("cli", OpenOptions), **_OF_SETTINGS, "embedding=True": "--embeddings"}
+FLAGS = {**names_of("cli", OpenOptions), **_OF_SETTINGS}
 # With --config keywords are keys of the file.
-_KEYS = {**_OF_SETTINGS, "embedding=True": "embedding"}
+_KEYS = _OF_SETTINGS
 
 
 def add_serve(commands: _Commands) -> None:

@@ -79,7 +79,7 @@ _REFUSED = {
 }
 # What the log calls settings of the server, and keywords of Llama().
 _NAMES = {
-    "max_body_bytes": "", "embedding": "--embedding true", "embedding=True": "--embedding true",
+    "max_body_bytes": "", "embedding": "--embedding true",
     "tls_cert": "--ssl_certfile", "tls_key": "--ssl_keyfile", "api_keys": "--api_key",
 }  # fmt: skip
 _DEFAULTS: Mapping[str, Any] = {

@@ -116,7 +116,7 @@ FLAGS = flags_of(*_TABLES)
 # What the log calls keywords of Llama(), and settings of the server.
 _NAMES = {
     **names_of("server", *_TABLES),
-    "embedding": "--embeddings", "embedding=True": "--embeddings", "max_body_bytes": "",
+    "embedding": "--embeddings", "max_body_bytes": "",
     "max_waiting": "-np", "model_path": "-m", "adapters": "--lora-scaled",
 }  # fmt: skip
 # What changes nothing here; a name with * stands for all that begin so.
