@@ -234,7 +234,9 @@ def unpack(data: bytes, draft: str = "") -> tuple[dict[str, Any], list[bytes]]:
     at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     facts = json.loads(body[_LENGTH.size : at])
     if facts["draft"] != draft:
-        raise ArgumentError("the state was saved with another draft: read the text again")
+        raise ArgumentError(
+            "state", problem="was saved with another draft", remedy="read the text again"
+        )
     parts = []
     for size in facts.pop("parts"):
         parts.append(body[at : at + size])

@@ -93,7 +93,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             why = self.why_not(self._model)
             if why:
                 self.close()
-                raise ArgumentError(f"{self._model.path.name} {why}")
+                raise ArgumentError("draft", self._model.path.name, problem=why)
         self.target_layers = self.layers_read()
         self._target: Context | None = None
         self._memory: _Memory | None = None
@@ -122,7 +122,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
     def model(self) -> Model:
         """The draft model."""
         if self._model is None:
-            raise ArgumentError(f"the drafter {self.name!r} is not attached to a target yet")
+            raise ArgumentError("draft", self.name, problem="is not attached to a target yet")
         return self._model
 
     def ngram_table(self) -> NgramTable | None:
@@ -139,9 +139,11 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self.model.check_draft_of(target)
         except ArgumentError as error:
             raise ArgumentError(
-                f"{error}; give a draft that was made for this target, or "
-                'draft="suffix", which fits every model'
-            ) from None
+                "draft", problem=f"does not fit: {error}",
+                remedy='give a draft that was made for this target, or `draft="suffix"`, which '
+                'fits every '
+                "model",
+            ) from None  # fmt: skip
 
     @property
     def attached_to(self) -> Context | None:
@@ -212,7 +214,9 @@ class ModelDrafter(Drafter, Generic[_Memory]):
                 "a server with the draft's layers was lost; open the draft again, for a new Llama"
             )
         if self._memory is None:
-            raise ArgumentError("the draft is not attached to a target: call attach() first")
+            raise ArgumentError(
+                "draft", problem="is not attached to a target", remedy="call attach() first"
+            )
         return self._memory
 
     @property

@@ -86,7 +86,7 @@ class PromptLookup(Drafter):
         max_ngram = count(max_ngram, "max_ngram", 1, _MAX_NGRAM)
         min_ngram = count(min_ngram, "min_ngram", 1)
         if min_ngram > max_ngram:
-            raise ArgumentError(f"min_ngram={min_ngram} is above max_ngram={max_ngram}; lower it")
+            raise ArgumentError("min_ngram", min_ngram, f"at most `max_ngram={max_ngram}`")
         self.max_draft = count(max_draft, "max_draft", 1)
         self._sizes = tuple(range(max_ngram, min_ngram - 1, -1))
         self._sequences: defaultdict[int, _History] = defaultdict(_History)

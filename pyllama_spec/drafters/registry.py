@@ -147,9 +147,10 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
         if not any(overrides(draft, name, Drafter) for name in ("propose_one", "propose")):
             kind = type(draft).__name__
             raise ArgumentError(
-                f"the drafter {kind} has neither propose_one() nor propose(): write "
-                f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
-            )
+                "draft", problem=f"of the class {kind} has neither propose_one() nor propose()",
+                remedy=f"write {kind}.propose_one(self, request), which returns a Draft "
+                "(docs/drafters.md)",
+            )  # fmt: skip
         return draft
     return NoDrafter()
 
@@ -252,7 +253,9 @@ def _check_head(target: str | os.PathLike[str], instead: str, whose: str) -> Non
     path = Path(target)
     fault = _head_fault(path)
     if fault:
-        raise ArgumentError(f"{whose}: {path.name} {fault}; {instead}")
+        raise ArgumentError(
+            "draft", problem=f"of {whose} cannot be used: {path.name} {fault}", remedy=instead
+        )
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:

@@ -18,8 +18,7 @@ from pyllama_spec.drafters.base import Committed, Features
 from pyllama_spec.drafters.draft_memory import Chain, Choice, DraftMemory, Rows, fill, pack, unpack
 from pyllama_spec.drafters.kinds import HeadKind
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.layer_rows import LayerRows
+from pyllama_spec.engine.context import Context, LayerRows
 from pyllama_spec.engine.model_info import DraftBlock
 from pyllama_spec.errors import PyllamaSpecError
 

@@ -118,9 +118,10 @@ class VocabMap:
         """Raises unless enough of the target's ids have a counterpart."""
         if self.coverage < _LEAST_SHARE:
             raise ArgumentError(
-                f"{name} shares {self.n_shared} of the target's {self.n_target} tokens, too few to "
-                "draft for it; give a model of the target's family"
-            )
+                "draft", name, "a model of the target's family",
+                problem=f"shares {self.n_shared} of the target's {self.n_target} tokens, too few "
+                "to draft",
+            )  # fmt: skip
 
     def of_draft(self, token: int) -> int:
         """The target's id of a draft id; -1 for none."""
