@@ -57,19 +57,17 @@ def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> 
     at its likeliest tokens: another one is hardly ever chosen.
     """
     token, p = choice.ids[0], choice.p[0]
-    sure = choice.confidence
-    if math.isnan(p) or (sure is not None and math.isnan(sure)):
+    if math.isnan(p) or (choice.confidence is not None and math.isnan(choice.confidence)):
         raise EngineError("the draft computed NaN: the target's rows or its own weights are NaN")
     # A drawn token takes no votes.
-    votes = () if prior is None or choice.drawn_from is not None else prior(drafted)
-    if votes:
+    if prior is not None and choice.drawn_from is None and (votes := prior(drafted)):
         scores = dict(zip(choice.ids, choice.p, strict=True))
         for vote in votes:
             scores[vote.token] = scores.get(vote.token, 0.0) + vote.weight * vote.p
         # Among equals the model's own choice.
         token = max(scores, key=lambda id_: (scores[id_], id_ == choice.ids[0]))
         p = scores[token] / (1.0 + sum(vote.weight for vote in votes))
-    return token, p if sure is None else sure
+    return token, p if choice.confidence is None else choice.confidence
 
 
 @dataclass(slots=True)
@@ -123,15 +121,11 @@ class DraftMemory(ABC):
 
     @abstractmethod
     def ask(self, chains: Sequence[Chain], n: int) -> None:
-        """Feeds what was committed; sets the first choice of each chain, of at most n tokens."""
+        """Feeds what was committed; sets the first choice of chains of at most n tokens."""
 
     @abstractmethod
     def step(self, chains: Sequence[Chain]) -> None:
         """Feeds each chain's newest token; sets its next choice."""
-
-    def choice(self, chain: Chain) -> Choice | None:
-        """The candidates for a chain's next token, after ask() or step()."""
-        return chain.choice
 
     def try_step(self, i: int) -> None:
         """Computes a token at position i of an empty context, for timing."""
@@ -195,27 +189,23 @@ def passed(
 Part = tuple[int, int, int | None]
 
 
-def fill(
-    batch: Batch,
-    left: list[int],
-    n_waiting: Callable[[int], int],
-    put: Callable[[int, int, bool], None],
-) -> list[Part]:
-    """Fills an emptied batch with what sequences wait for, in order; removes from `left` who ends.
+def fill(batch: Batch, left: dict[int, int], put: Callable[[int, int, bool], None]) -> list[Part]:
+    """Fills an emptied batch with the waiting tokens of sequences, in order.
 
-    n_waiting() returns how many tokens of a sequence wait; put() adds the next n of them, and
-    is given whether they are the last.
+    `left` has the number of tokens that wait, by sequence, and is updated. put() adds the next n
+    tokens of a sequence, and is given whether they are the last.
     """
     batch.clear()
     parts: list[Part] = []
     while left and batch.n_tokens < batch.n_max:
-        seq = left[0]
-        n_left = n_waiting(seq)
+        seq, n_left = next(iter(left.items()))
         n = min(n_left, batch.n_max - batch.n_tokens)
         is_end = n == n_left
         put(seq, n, is_end)
         if is_end:
-            left.pop(0)
+            del left[seq]
+        else:
+            left[seq] = n_left - n
         parts.append((seq, n, batch.n_tokens - 1 if is_end else None))
     return parts
 

@@ -6,11 +6,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.drafters.base import DraftRequest
+from pyllama_spec.drafters.draft_memory import Chain, passed
 from pyllama_spec.drafters.kinds import DFLASH, EAGLE3, MTP, HeadKind
 from pyllama_spec.drafters.model_drafter import ModelDrafter, head_share, note_of_few_bits
 from pyllama_spec.drafters.options import FileOptions
 from pyllama_spec.drafters.output_part import reduced_output
-from pyllama_spec.drafters.row_memory import HeadSizes, HeadsMemory, RowMemory
+from pyllama_spec.drafters.row_memory import BlockMemory, HeadSizes, HeadsMemory, RowMemory
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import HEAD_ROWS, Model
@@ -99,6 +100,22 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
             n_choices = self._draft_ids.n_slots if self._draft_ids else None
             self.step_share = head_share(self.model, target.model, n_choices)
         return memory
+
+    def draft(self, chains: list[Chain], errors: dict[int, Exception]) -> None:
+        """Drafts the tokens of chains, those of a block from left to right."""
+        if self.block is None:
+            super().draft(chains, errors)
+        else:
+            passed(chains, self._read_block, errors)
+
+    def _read_block(self, chain: Chain) -> bool:
+        memory = self.memory_or_fail()
+        assert isinstance(memory, BlockMemory)
+        seq, ids = chain.seq, chain.ids
+        chain.choice = memory.read(seq, 0, chain.request.tokens[-1])
+        while self.extend(chain):
+            chain.choice = memory.read(seq, len(ids), ids[-1])
+        return False
 
     def describe(self) -> dict[str, Any]:
         """The head's file, sizes, target layers and block length."""

@@ -251,7 +251,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         chains = [Chain(r) for r in passed(requests, self.can_draft, errors)]
         if chains:
             memory.ask(chains, min(max(c.request.n_requested for c in chains), self.max_draft))
-            self.go_on(passed(chains, self.extend, errors), errors)
+            self.draft(chains, errors)
         drafts = {
             c.seq: Draft(c.ids, c.p, c.candidates, distributions=c.drawn_from or None)
             for c in chains
@@ -260,6 +260,10 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         if errors:
             raise SequenceErrors(errors, drafts)
         return [drafts.get(request.seq, NO_DRAFT) for request in requests]
+
+    def draft(self, chains: list[Chain], errors: dict[int, Exception]) -> None:
+        """Drafts the tokens of chains whose first choice is known; notes errors by sequence."""
+        self.go_on(passed(chains, self.extend, errors), errors)
 
     def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
         """Drafts the next tokens of the continuing chains; notes errors by sequence."""
@@ -270,21 +274,20 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     def extend(self, chain: Chain) -> bool:
         """Appends the chosen token to the draft; returns whether to draft another one."""
-        choice = self.memory_or_fail().choice(chain)
+        choice, request, ids = chain.choice, chain.request, chain.ids
         if choice is None or not choice.ids:
             return False
-        token, p = choose(choice, chain.request.prior, chain.ids)
+        token, p = choose(choice, request.prior, ids)
         if p < self.p_min:
             return False
-        chain.ids.append(token)
+        ids.append(token)
         chain.p.append(p)
         chain.candidates.append(choice.candidates)
         if choice.drawn_from is not None:
             chain.drawn_from.append(choice.drawn_from)
-        stop = chain.request.stop
-        if stop is not None and stop(p):
+        if request.stop is not None and request.stop(p):
             return False
-        return len(chain.ids) < min(chain.request.n_requested, self.max_draft)
+        return len(ids) < request.n_requested and len(ids) < self.max_draft
 
     # ---- the text
 

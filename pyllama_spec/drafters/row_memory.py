@@ -196,7 +196,9 @@ class RowMemory(DraftMemory):
 
     def __init__(self, context: Context, sizes: HeadSizes, lane: int = 0) -> None:
         super().__init__(context)
-        self._pairing = sizes.kind.pairing
+        self._row, self._token = sizes.kind.pairing
+        # How many of the first n tokens' positions have to wait for a later token or row.
+        self._n_open = -sizes.kind.pairing.n_complete(0)
         self._lane, self._n_lanes = lane, sizes.n_heads
         self._n_features, self._n_window = sizes.n_features, sizes.n_window
         # Whether the rows of a prompt wait for its end.
@@ -241,8 +243,7 @@ class RowMemory(DraftMemory):
 
     def n_ready(self, s: SequenceMemory) -> int:
         """The number of positions of which all that the head reads is known, fed or not."""
-        row, token = self._pairing
-        n = s.rows.end - row
+        n, token = s.rows.end - self._row, self._token
         return n if token is None else min(n, len(s.tokens) - token)
 
     def n_waiting(self, s: SequenceMemory) -> int:
@@ -273,8 +274,9 @@ class RowMemory(DraftMemory):
         step.clear()
         for chain in chains:
             assert chain.choice is not None  # it was extended
-            position = self._sequences[chain.seq].n_fed + len(chain.ids) - 1
-            step.add(chain.ids[-1], position, chain.seq, output=True, row=chain.choice.row)
+            seq, ids = chain.request.seq, chain.ids
+            position = self._sequences[seq].n_fed + len(ids) - 1
+            step.add(ids[-1], position, seq, output=True, row=chain.choice.row)
         self.decode(step)
         for i, chain in enumerate(chains):
             chain.choice = Choice(*self.context.draft_candidates(i))
@@ -311,7 +313,7 @@ class RowMemory(DraftMemory):
 
     def _check_ahead(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
         """Drops the position that truncate() left at the end if the text continues differently."""
-        end = max(self._pairing.n_complete(len(s.tokens)), 0)
+        end = max(len(s.tokens) - self._n_open, 0)
         if tokens and s.n_fed > end and s.ahead != tokens[0]:
             self._roll_back(seq, s, end)
         s.ahead = None
@@ -344,15 +346,13 @@ class RowMemory(DraftMemory):
 
     def feed(self, seqs: Iterable[int], read: ReadLast | None = None) -> None:
         """Feeds all rows of some sequences that are ready."""
-        left = sorted(seqs)
-        for seq in left:
-            self._prepare(seq)
+        left = {seq: self._prepare(seq) for seq in sorted(seqs)}
 
         def put(seq: int, n: int, is_end: bool) -> None:
             self._put(self._batch, seq, n, is_end and read is not None)
 
         while left:
-            parts = fill(self._batch, left, lambda seq: self.n_waiting(self._sequences[seq]), put)
+            parts = fill(self._batch, left, put)
             self.decode(self._batch)
             # Only now: an interrupt before would leave a hole in the memory.
             for seq, n, end in parts:
@@ -364,15 +364,20 @@ class RowMemory(DraftMemory):
                     read(seq, end, bool(left))
                 s.rows.keep_last(KEEP_ROWS)
 
-    def _prepare(self, seq: int) -> None:
-        """Makes room for what waits, and removes what lies after the fed rows: guesses."""
+    def _prepare(self, seq: int) -> int:
+        """Makes room for what waits, and removes the guesses of the last draft.
+
+        Returns the number of positions that wait.
+        """
         s = self._sequences[seq]
-        self._make_room(seq, s, self.n_ready(s))
+        end = self.n_ready(s)
+        self._make_room(seq, s, end)
         self.context.memory.rollback(self.lane_of(seq), s.n_fed)
+        return end - s.n_fed
 
     def _put(self, batch: Batch, seq: int, n: int, is_read: bool) -> None:
         """Adds a sequence's next n positions to a batch; `is_read` requests the last output."""
-        s, (row, token) = self._sequences[seq], self._pairing
+        s, row, token = self._sequences[seq], self._row, self._token
         at = s.n_fed
         rows = s.rows.view(max(at + row, 0), at + row + n)
         if at + row < 0:
@@ -415,8 +420,8 @@ class RowMemory(DraftMemory):
         Where those are gone, the target has to make them again.
         """
         n_keep = min(n_keep, len(s.tokens))
-        n_fed = min(s.n_fed, self._pairing.n_complete(n_keep))
-        first = max(n_fed + self._pairing.row, 0)
+        n_fed = min(s.n_fed, n_keep - self._n_open)
+        first = max(n_fed + self._row, 0)
         if first == n_keep - 1 and first in s.pinned:
             return n_keep
         return min(n_keep, max(first, s.rows.end if s.rows.start <= first else 0))
@@ -434,10 +439,9 @@ class RowMemory(DraftMemory):
         if n_keep == 0:
             self.forget(seq)
             return
-        end = self._pairing.n_complete(n_keep)
-        row, token = self._pairing
+        end = n_keep - self._n_open
         if n_keep < len(s.tokens):
-            is_fed = token is not None and row < token and s.n_fed > end
+            is_fed = self._token is not None and self._row < self._token and s.n_fed > end
             s.ahead = s.tokens[n_keep] if is_fed else None
             s.truncate(n_keep)
         end += s.ahead is not None
@@ -541,17 +545,10 @@ class BlockMemory(RowMemory):
         slots.extend(masks, position + 1, seq, output_all=True)
         return first_row
 
-    def step(self, chains: Sequence[Chain]) -> None:
-        """Computes nothing: the block has all guesses."""
-
-    def choice(self, chain: Chain) -> Choice:
-        """A slot's candidates, which may depend on the token before."""
-        before = chain.ids[-1] if chain.ids else chain.request.tokens[-1]
-        row = self._first_row[chain.seq] + len(chain.ids)
-        ids, p, more = self.context.draft_candidates(row, before)
-        return Choice(
-            ids, p, more, confidence=float(more[0]) if self._block.has_confidence else None
-        )
+    def read(self, seq: int, i: int, before: int) -> Choice:
+        """The candidates of a sequence's i-th guess, which may depend on the token before."""
+        ids, p, more = self.context.draft_candidates(self._first_row[seq] + i, before)
+        return Choice(ids, p, more, None, float(more[0]) if self._block.has_confidence else None)
 
     def try_step(self, i: int) -> None:
         """Decodes a block of an empty sequence, for timing."""

@@ -290,11 +290,13 @@ class TokenMemory(DraftMemory):
     def ask(self, chains: Sequence[Chain], n: int) -> None:
         """Feeds the missing ids of each text; sets the guess after it."""
         by_seq = {chain.seq: chain for chain in chains}
-        left = sorted(by_seq)
-        for seq in left:
-            self._go_back(seq, self._sequences[seq])
+        left = {}
+        for seq in sorted(by_seq):
+            s = self._sequences[seq]
+            self._go_back(seq, s)
+            left[seq] = len(s.ids) - len(s.held)
         while left:
-            parts = fill(self._batch, left, self._n_missing, self._put)
+            parts = fill(self._batch, left, self._put)
             self._decode_for(self._batch, [self._sequences[seq] for seq, _, _ in parts])
             # Only now: an interrupt before would leave a hole in the memory.
             for seq, n_fed, end in parts:
@@ -307,10 +309,6 @@ class TokenMemory(DraftMemory):
             for seq in by_seq:
                 s = self._sequences[seq]
                 s.checkpoint, s.n_checkpoint = self.context.memory.checkpoint(seq), len(s.held)
-
-    def _n_missing(self, seq: int) -> int:
-        s = self._sequences[seq]
-        return len(s.ids) - len(s.held)
 
     def _put(self, seq: int, n: int, is_end: bool) -> None:
         s = self._sequences[seq]
