@@ -32,7 +32,7 @@ from pyllama_spec.speculative import (
     make_controller,
     why_exact,
 )
-from pyllama_spec.speculative.rejection import accepting_sampler
+from pyllama_spec.speculative.acceptance import accepting_sampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 

@@ -123,7 +123,7 @@ class Eagle3(Head):
 
 
 class DFlash(Head):
-    """Drafts a block at a time with a DFlash draft; the file tells DFlash2 and DSpark.
+    """Drafts a block at a time with a DFlash draft; DFlash2 and DSpark are recognised by the file.
 
     Args:
         model: the draft, or the path of its GGUF (docs/dflash.md).

@@ -99,7 +99,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._memory: _Memory | None = None
         self._is_lost = False
         self._n_features = 0
-        self._fingerprint = ""  # what tells its saved states from those of another draft
+        self._fingerprint = ""  # distinguishes its saved states from those of another draft
 
     @classmethod
     def open(cls, path: Any, options: DraftOptions) -> Drafter:
@@ -441,7 +441,7 @@ def weight_bytes(model: Model) -> tuple[int, str]:
 
 
 def type_of_weights(model: Model) -> MainType | None:
-    """The type of most weights; None if the file does not tell."""
+    """The type of most weights; None if the file's table is unreadable."""
     try:
         return main_type(model.path)
     except ModelLoadError:

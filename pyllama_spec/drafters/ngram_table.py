@@ -1,8 +1,8 @@
 """An n-gram table beside a draft's head: the likeliest next token by the last few tokens.
 
 A head of one layer learns slowly what a count knows at once: that "as" follows "as well". The
-table holds, for contexts of one to five tokens, the likeliest next one and its probability; what
-it says is one vote among others (lookup_first.py). docs/eagle3.md has the format.
+table holds, for contexts of one to five tokens, the likeliest next one and its probability; its
+entry is one vote among others (lookup_first.py). docs/eagle3.md has the format.
 """
 
 from __future__ import annotations

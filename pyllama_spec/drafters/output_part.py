@@ -48,7 +48,7 @@ _WORTH_IT = 0.9
 _N_STEPS = 3
 
 Step = Callable[[int], None]
-"""A step of a draft behind so many, in an empty context, which says whether it got cheaper."""
+"""Computes a step at a position of an empty context; its time shows whether a part is cheaper."""
 
 
 class OutputRows:

@@ -101,11 +101,8 @@ class PromptLookup(Drafter):
 
     def commit_one(self, done: Committed) -> None:
         """Appends and indexes tokens."""
-        self._append(done.seq, done.tokens)
-
-    def _append(self, seq: int, tokens: Sequence[int]) -> None:
-        history = self._sequences[seq]
-        history.tokens.extend(tokens)
+        history = self._sequences[done.seq]
+        history.tokens.extend(done.tokens)
         # N-grams that end with the last token have nothing after them yet.
         history.index_up_to(len(history.tokens) - 1, self._sizes)
 
@@ -141,7 +138,7 @@ class PromptLookup(Drafter):
         """Starts `to` with the tokens of `seq`."""
         tokens = self._sequences[seq].tokens
         self._sequences[to] = _History()
-        self._append(to, tokens)
+        self.commit_one(Committed(to, tokens, 0))
 
     def close(self) -> None:
         """Frees the index."""
@@ -151,7 +148,7 @@ class PromptLookup(Drafter):
 def _match_length(tokens: array[int], start: int, size: int) -> int:
     """The number of equal tokens before `start` and the text's end; at least `size` are equal.
 
-    Longer matches than _MAX_MATCH are not told apart.
+    At most _MAX_MATCH.
     """
     end = len(tokens)
     longest = min(_MAX_MATCH, start)

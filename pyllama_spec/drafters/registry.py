@@ -185,11 +185,6 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
     return opener(Path(path), options or DraftOptions())
 
 
-def check_draft_file(path: str | os.PathLike[str]) -> None:
-    """Raises what open_draft() would raise for the file's keys. Loads nothing."""
-    _arch_of(path)
-
-
 def _arch_of(path: str | os.PathLike[str]) -> str:
     """The architecture in a draft's file; "mtp" for a head alone. Raises as open_draft()."""
     name, file = os.fspath(path), Path(path)
@@ -253,9 +248,7 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     return False
 
 
-def check_head(
-    target: str | os.PathLike[str], instead: str = INSTEAD, whose: str = f'draft="{MTP}"'
-) -> None:
+def _check_head(target: str | os.PathLike[str], instead: str, whose: str) -> None:
     """Raises unless a file's keys show an MTP head to draft with. Loads nothing."""
     path = Path(target)
     fault = _head_fault(path)
@@ -268,9 +261,9 @@ def check_head(
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
     """Raises if the files' keys rule out the draft. Loads nothing."""
     if draft == MTP or (isinstance(draft, Drafter) and draft.wants_head):
-        check_head(target)
+        _check_head(target, INSTEAD, f'draft="{MTP}"')
     elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
-        check_draft_file(draft)
+        _arch_of(draft)
 
 
 def open_before(
@@ -289,7 +282,7 @@ def open_before(
     with closed_on_failure(None if drafter is draft else drafter):
         if drafter.wants_head:
             whose = f'draft="{MTP}"' if drafter.name == MTP else f"the drafter {drafter.name!r}"
-            check_head(target, instead, whose)
+            _check_head(target, instead, whose)
     return drafter
 
 

@@ -624,7 +624,7 @@ class HeadsMemory(DraftMemory):
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes tokens and their rows, and feeds those of a prompt to all heads.
 
-        Noted by all before any is fed: a cancel while one is fed leaves none behind the others.
+        All record them before any is fed: a cancel in between leaves them at the same token.
         """
         for head in self._heads:
             head.note(done)

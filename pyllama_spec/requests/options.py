@@ -119,7 +119,7 @@ def _part_to_continue(value: object, name: str) -> bool | str | None:
 def _mapping(value: Any, name: str) -> Mapping[Any, Any]:
     if not isinstance(value, (Mapping, type(None))):
         raise ArgumentError(name, value, dict)
-    return value or {}
+    return {} if value is None else value
 
 
 def _stream_options(value: object, name: str) -> Mapping[str, Any] | None:

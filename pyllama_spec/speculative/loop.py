@@ -8,10 +8,9 @@ from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.draws import SharedNoise
 from pyllama_spec.engine.context import Context
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
+from pyllama_spec.speculative.acceptance import RejectionSampling, RowObserver, TokenSampler
 from pyllama_spec.speculative.controller.base import Controller
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
-from pyllama_spec.speculative.rejection import RejectionSampling
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
 from pyllama_spec.speculative.stats import SpeculationStats, Timing

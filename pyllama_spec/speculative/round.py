@@ -5,7 +5,7 @@ Round.step() is one round. In its order:
     scheduler.plan            who reads how much of a prompt, who may draft how many tokens
     _decide                   run.forced: text that has to follow needs no drafter; then
                               scheduler.decide, the controller: how many tokens each asks for
-    _draft                    run.prediction, a text that the request's own is said to repeat;
+    _draft                    run.prediction, a text that the answer is expected to repeat; then
                               drafter.propose for all others at once; then
                               scheduler.set_lengths: how much of each draft is verified
     scheduler.decodes         which sequences share a decode of the target
@@ -36,11 +36,10 @@ from pyllama_spec.errors import (
     ContextFullError,
     PyllamaSpecError,
 )
-from pyllama_spec.speculative.acceptance import sample_and_match
+from pyllama_spec.speculative.acceptance import DrawnFrom, sample_and_match
 from pyllama_spec.speculative.controller.base import Controller, Span
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefixes import HeldSequences
-from pyllama_spec.speculative.rejection import DrawnFrom
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Scheduler
 from pyllama_spec.speculative.sequence import (

@@ -38,7 +38,7 @@ _LEAST_TOKENS, _MOST_TOKENS = 1 << 10, 1 << 30
 # Texts that wait for the lock.
 _MAX_WAITING = 64
 # In the header of the SQLite file: whose it is, and the version of its tables.
-_APPLICATION, _VERSION = 0x504C4D45, 2
+_APPLICATION, _VERSION = 0x504C4D45, 1
 _NUMBERS = "key INTEGER PRIMARY KEY, minute INTEGER, n_used INTEGER, parent INTEGER"
 _TABLES = (
     "CREATE TABLE facts (digest BLOB, max_tokens INTEGER, generation INTEGER)",
@@ -46,7 +46,7 @@ _TABLES = (
 )
 _REMEDY = "delete it, or name another file"
 # What a file may not do though it is damaged or forged, and what is deleted is overwritten. The
-# file survives a killed process; a power failure may cost it, and it is not waited for the disk.
+# file survives a killed process; a power failure may cost it, and nothing waits for the disk.
 _SETTINGS = (
     "PRAGMA trusted_schema=OFF", "PRAGMA cell_size_check=ON", "PRAGMA mmap_size=0",
     "PRAGMA secure_delete=ON", "PRAGMA temp_store=MEMORY", "PRAGMA synchronous=OFF",
@@ -160,10 +160,12 @@ class Store(Memory):
             raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
         if not os.access(self.path, os.R_OK):
             raise PermissionError(13, "Permission denied")
-        self._is_read_only = self._is_read_only or not os.access(self.path, os.W_OK)
+        can_write = os.access(self.path, os.W_OK)
+        self._is_read_only = self._is_read_only or not can_write
         if not self._is_read_only and info.st_mode & 0o077:
             self.path.chmod(_MODE)
-        mode = "ro" if self._is_read_only else "rw"
+        # A reader too undoes what a killed writer left, if it may.
+        mode = "rw" if can_write else "ro"
         try:
             return sqlite3.connect(
                 f"{self.path.as_uri()}?mode={mode}", uri=True, isolation_level=None,
