@@ -74,9 +74,8 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
         n_heads, n_seqs = max(self.model.info.n_heads, 1), params.n_seq_max
         if n_seqs * n_heads > _MAX_SEQUENCES:
             raise ArgumentError(
-                "n_parallel", n_seqs, f"at most {_MAX_SEQUENCES // n_heads} sequences with "
-                f"{n_heads} MTP heads "
-                "each",
+                "n_parallel", n_seqs,
+                f"at most {_MAX_SEQUENCES // n_heads} sequences with {n_heads} MTP heads each",
             )  # fmt: skip
         n_window = target.n_ctx_seq
         if block is not None and block.n_window is not None:
