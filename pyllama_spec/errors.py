@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,8 +45,17 @@ def clipped(text: str, most: int = MAX_SHOWN) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def limited(message: str) -> str:
+    """A message of at most MAX_MESSAGE characters: its beginning and its end."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[: MAX_MESSAGE - 250]} ... {message[-200:]}"
+
+
 def shown(value: object) -> str:
-    """The beginning of a value's repr, even if repr() raises."""
+    """The beginning of a value's repr, even if repr() raises; the whole name of a file."""
+    if isinstance(value, Path):
+        return repr(str(value))
     try:
         return f"{value!r:.{MAX_SHOWN}}"
     except Exception:  # noqa: BLE001 - of anyone's; of an int with more digits than Python prints
@@ -118,6 +127,8 @@ class Face:
 
 
 PYTHON = Face()
+# What a file of TOML writes for Python's values.
+TOML_WORDS: Mapping[str, str] = {"True": "true", "False": "false"}
 
 
 class Note(UserWarning):
@@ -176,7 +187,7 @@ class PyllamaSpecError(Exception):
     partial_tokens: tuple[int, ...] = ()
     partial_choices: Sequence[dict[str, Any] | None] = ()
     # Whether a message begins with the param; elsewhere the problem is a whole sentence.
-    _is_named: ClassVar[bool] = True
+    _is_named: bool = True
 
     def __init__(
         self,
@@ -202,9 +213,7 @@ class PyllamaSpecError(Exception):
             said += f"{'; ' if self.problem else ': '}expected {face.expected(self.expected)}"
         remedies = [self.remedy, self.setup] if face.is_operator else [self.remedy]
         remedy = face.text(", or ".join(filter(None, remedies)))
-        text = escaped(f"{said}; {remedy}" if remedy else said)
-        most = MAX_MESSAGE
-        return text if len(text) <= most else f"{text[: most - 250]} ... {text[-200:]}"
+        return limited(escaped(f"{said}; {remedy}" if remedy else said))
 
     def copied(self, **changes: Any) -> Self:
         """A new error of the same class, without traceback, with other attributes."""
@@ -215,6 +224,13 @@ class PyllamaSpecError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, {**vars(self)})
+
+    def about_first(self) -> Self:
+        """The same error, about the first option that its problem names."""
+        found = _OPTION.search(self.problem)
+        if found and not self.param:
+            self.param, self._is_named = found[1], False
+        return self
 
     @property
     def option(self) -> str:
@@ -227,7 +243,8 @@ def _restored(
     kind: type[PyllamaSpecError], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> PyllamaSpecError:
     """A copy of an error, whatever its class's constructor takes."""
-    error = kind.__new__(kind)
+    make: Callable[..., Any] = OSError.__new__ if issubclass(kind, OSError) else Exception.__new__
+    error: PyllamaSpecError = make(kind)
     error.args = args
     vars(error).update(attributes)
     return error
@@ -255,8 +272,6 @@ class ArgumentError(PyllamaSpecError, ValueError):
         problem: str = "",
         setup: str = "",
     ) -> None:
-        if value is OMITTED and not (expected or remedy or problem or setup):
-            param, problem = "", param  # a whole sentence
         super().__init__(
             problem, param=param, value=value, expected=expected, remedy=remedy, setup=setup
         )

@@ -154,7 +154,7 @@ def switch(text: str) -> bool:
     word = text.strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
-    raise ArgumentError(f"{text!r:.60} is neither on nor off")
+    raise ArgumentError(problem=f"{text!r:.60} is neither on nor off")
 
 
 def words_of(text: str) -> list[str]:
@@ -173,7 +173,7 @@ def json_object(text: str) -> dict[str, Any]:
     """Reads an object of JSON."""
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ArgumentError(f"{text!r:.60} is not an object of JSON")
+        raise ArgumentError(problem=f"{text!r:.60}", expected="an object of JSON")
     return value
 
 
@@ -186,7 +186,7 @@ def typed_values(text: str) -> dict[str, Any]:
         kind, _, value = typed.partition(":")
         if not typed or kind not in kinds:
             raise ArgumentError(
-                f"{one!r:.80}: KEY=TYPE:VALUE is expected, of type int, float, bool or str"
+                problem=f"{one!r:.80}", expected="KEY=TYPE:VALUE, of type int, float, bool or str"
             )
         found[key] = kinds[kind](value)
     return found
@@ -195,7 +195,7 @@ def typed_values(text: str) -> dict[str, Any]:
 def file_name(text: str) -> Path:
     """Reads a file name; refuses "", which Path() takes for the current folder."""
     if not text:
-        raise ArgumentError("the name is empty")
+        raise ArgumentError(problem="the name is empty")
     return Path(text)
 
 

@@ -110,13 +110,13 @@ llama_context_params engine_params(const llama_spec_context_params & in, context
 }
 
 void check_params(const llama_spec_context_params & p) {
-    require(p.n_seq_max <= llama_max_parallel_sequences(), "n_seq_max is above the engine's limit");
+    require(p.n_seq_max <= llama_max_parallel_sequences(), "`n_seq_max` is above the engine's limit");
     require(std::max(p.n_threads, p.n_threads_batch) <= GGML_MAX_N_THREADS, "n_threads or n_threads_batch is above the engine's limit");
     // The engine asserts that a batch can have an output for each sequence, and limits n_batch to n_ctx.
     const uint32_t n_outputs = std::min(p.n_outputs_max > 0 ? std::min(p.n_outputs_max, p.n_batch) : p.n_batch, p.n_ctx);
     if (p.n_seq_max > n_outputs) {
-        fail(LLAMA_SPEC_ARGUMENT, "n_seq_max = " + std::to_string(p.n_seq_max) + " is more than the " + std::to_string(n_outputs) +
-                " tokens with logits that n_ctx, n_batch and n_outputs_max allow in a batch");
+        fail(LLAMA_SPEC_ARGUMENT, "`n_seq_max=" + std::to_string(p.n_seq_max) + "` is more than the " + std::to_string(n_outputs) +
+                " tokens with logits that `n_ctx`, `n_batch` and `n_outputs_max` allow in a batch");
     }
 }
 
@@ -145,8 +145,8 @@ void prepare_undo(context_state & state, bool is_head) {
     const uint32_t n_rs_seq = llama_n_rs_seq(state.ctx);
     const uint32_t n_ubatch = llama_n_ubatch(state.ctx);
     if (n_rs_seq > 0 && n_ubatch < n_rs_seq + 2) {
-        fail(LLAMA_SPEC_ARGUMENT, "n_ubatch = " + std::to_string(n_ubatch) + " is too small for n_rs_seq = " +
-                std::to_string(n_rs_seq) + " snapshots; it must be at least n_rs_seq + 2");
+        fail(LLAMA_SPEC_ARGUMENT, "`n_ubatch=" + std::to_string(n_ubatch) + "` is too small for `n_rs_seq=" +
+                std::to_string(n_rs_seq) + "` snapshots; it must be at least two more");
     }
     state.n_undo.assign(llama_n_seq_max(state.ctx), 0);
     state.n_undone.assign(state.n_undo.size(), 0);
@@ -212,7 +212,7 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         }
         check_params(*params);
         if (params->op_offload && llama_spec_n_device_layers(model->state->model) == 0) {
-            fail(LLAMA_SPEC_ARGUMENT, "op_offload is for models with layers on a device, and this one has none; load it with n_gpu_layers");
+            fail(LLAMA_SPEC_ARGUMENT, "`op_offload` is for models with layers on a device, and this one has none; load it with `n_gpu_layers`");
         }
         if (model->state->vocab_only) {
             fail(LLAMA_SPEC_UNSUPPORTED, "the model was loaded with vocab_only and has no weights; load it without");
@@ -226,7 +226,7 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         if (const uint32_t n = llama_spec_odd_head(model->state->model, type_k); n > 0) {
             fail(LLAMA_SPEC_ARGUMENT, std::string("keys of the type ") + ggml_type_name(type_k) + " come in blocks of " +
                     std::to_string(ggml_blck_size(type_k)) + ", which do not divide this model's heads of " + std::to_string(n) +
-                    "; choose type_k = f16");
+                    "; choose `type_k=f16`");
         }
 
         auto state = std::make_shared<context_state>();
@@ -242,8 +242,8 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
                     params->is_head));
             state->ctx = llama_init_from_model(model->state->model, engine_params(*params, *state));
         } catch (const no_room & e) {
-            fail(LLAMA_SPEC_MEMORY, "with n_ctx = " + std::to_string(params->n_ctx) + ", n_seq_max = " +
-                    std::to_string(params->n_seq_max) + " and n_rs_seq = " + std::to_string(params->n_rs_seq) + " " + e.why);
+            fail(LLAMA_SPEC_MEMORY, "with `n_ctx=" + std::to_string(params->n_ctx) + "`, `n_seq_max=" +
+                    std::to_string(params->n_seq_max) + "` and `n_rs_seq=" + std::to_string(params->n_rs_seq) + "` " + e.why);
         } catch (const engine_abort & e) {
             fail(LLAMA_SPEC_ENGINE, std::string("the context could not be made: the engine stopped at ") + e.what());
         }

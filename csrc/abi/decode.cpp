@@ -28,8 +28,8 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
 
     require(b.n_tokens > 0, "the batch is empty");
     if (b.n_tokens > n_batch) {
-        fail(LLAMA_SPEC_ARGUMENT, "the batch has " + std::to_string(b.n_tokens) + " tokens, more than n_batch = " +
-                std::to_string(n_batch) + "; split it, or open the context with a larger n_batch");
+        fail(LLAMA_SPEC_ARGUMENT, "the batch has " + std::to_string(b.n_tokens) + " tokens, more than `n_batch=" +
+                std::to_string(n_batch) + "`; split it, or open the context with a larger `n_batch`");
     }
     if (b.rows != nullptr && b.n_row != state.n_row_inp) {
         fail(LLAMA_SPEC_ARGUMENT, "the batch has rows of " + std::to_string(b.n_row) + " numbers, the model takes " +
@@ -59,7 +59,7 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
         }
         if (n > 1 && llama_n_ctx_seq(state.ctx) < llama_n_ctx(state.ctx)) {
             fail(LLAMA_SPEC_ARGUMENT, at("sequence count", n, i) + " needs a memory that its sequences share: open the context "
-                    "with kv_unified = true");
+                    "with `kv_unified=True`");
         }
         for (int32_t k = 0; k < n; ++k, ++seq) {
             if (*seq < 0 || *seq >= n_seq_max) {
@@ -68,8 +68,8 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
         }
     }
     if (n_outputs > state.n_outputs_max) {
-        fail(LLAMA_SPEC_ARGUMENT, "the batch asks for the logits of " + std::to_string(n_outputs) + " tokens, more than n_outputs_max = " +
-                std::to_string(state.n_outputs_max) + "; split it, or open the context with a larger n_outputs_max");
+        fail(LLAMA_SPEC_ARGUMENT, "the batch asks for the logits of " + std::to_string(n_outputs) + " tokens, more than `n_outputs_max=" +
+                std::to_string(state.n_outputs_max) + "`; split it, or open the context with a larger `n_outputs_max`");
     }
 }
 
@@ -224,7 +224,7 @@ void check_row(const context_state & state, int32_t i) {
 void check_layer(const context_state & state, int32_t layer) {
     if (std::find(state.layers.begin(), state.layers.end(), layer) == state.layers.end()) {
         fail(LLAMA_SPEC_ARGUMENT, "the input of layer " + std::to_string(layer) +
-                " was not asked for; open the context with it in target_layers");
+                " was not asked for; open the context with it in `target_layers`");
     }
 }
 

@@ -86,7 +86,7 @@ llama_model_params engine_params(const llama_spec_model_params & in, model_state
     out.load_mode       = in.use_mmap ? (in.use_mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP)
                                       : (in.use_mlock ? LLAMA_LOAD_MODE_MLOCK : LLAMA_LOAD_MODE_NONE);
     if (in.n_tensor_split > 0) {
-        require((size_t) in.n_tensor_split <= llama_max_devices(), "tensor_split has more entries than there can be devices");
+        require((size_t) in.n_tensor_split <= llama_max_devices(), "`tensor_split` has more entries than there can be devices");
         state.tensor_split.assign(llama_max_devices(), 0.0f);
         std::copy(in.tensor_split, in.tensor_split + in.n_tensor_split, state.tensor_split.begin());
         out.tensor_split = state.tensor_split.data();

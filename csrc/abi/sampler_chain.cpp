@@ -82,7 +82,7 @@ namespace {
 
 grammar_ptr owned(llama_grammar * grammar) {
     if (grammar == nullptr) {
-        fail(LLAMA_SPEC_ARGUMENT, "the grammar could not be parsed");
+        fail(LLAMA_SPEC_ARGUMENT, "the `grammar` could not be parsed");
     }
     return { grammar, llama_grammar_free_impl };
 }
@@ -101,11 +101,11 @@ void add(llama_sampler * chain, llama_sampler * sampler, const char * what) {
 void check_ids(const llama_spec_sampler_params & p, int32_t n_vocab) {
     for (int32_t i = 0; i < p.n_trigger_tokens + p.n_grammar_prefill; ++i) {
         const int32_t id = i < p.n_trigger_tokens ? p.trigger_tokens[i] : p.grammar_prefill[i - p.n_trigger_tokens];
-        require(id >= 0 && id < n_vocab, "a token of the grammar's triggers or prefill is outside the vocabulary");
+        require(id >= 0 && id < n_vocab, "a token of the triggers or prefill of the `grammar` is outside the vocabulary");
     }
     for (int32_t i = 0; i < p.n_bias; ++i) {
         if (p.bias_ids[i] < 0 || p.bias_ids[i] >= n_vocab) {
-            fail(LLAMA_SPEC_ARGUMENT, "logit_bias names id " + std::to_string(p.bias_ids[i]) + ", outside 0 .. " +
+            fail(LLAMA_SPEC_ARGUMENT, "`logit_bias` names id " + std::to_string(p.bias_ids[i]) + ", outside 0 .. " +
                     std::to_string(n_vocab - 1));
         }
     }
@@ -223,7 +223,7 @@ llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_st
                 (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens)
         : llama_sampler_init_grammar(model.vocab(), p.grammar, root);
     if (grammar == nullptr) {
-        fail(LLAMA_SPEC_ARGUMENT, std::string("the grammar could not be parsed (its root is '") + root + "')");
+        fail(LLAMA_SPEC_ARGUMENT, std::string("the `grammar` could not be parsed (its root is '") + root + "')");
     }
     return grammar;
 }

@@ -229,7 +229,7 @@ int32_t selected(const llama_token_data_array & candidates) {
     }
     const llama_token_data & chosen = candidates.data[candidates.selected];
     if (chosen.logit == -std::numeric_limits<float>::infinity()) {
-        fail(LLAMA_SPEC_ENGINE, "no token may follow: logit_bias, the grammar or the logits forbid all of them; allow one");
+        fail(LLAMA_SPEC_ENGINE, "no token may follow: `logit_bias`, the `grammar` or the logits forbid all of them; allow one");
     }
     if (std::isnan(chosen.logit) || std::isnan(chosen.p)) {
         fail(LLAMA_SPEC_ENGINE, "the logits became NaN or infinite: the weights or the computation are broken; download the model again");
@@ -363,7 +363,7 @@ int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_voca
 
 int32_t nothing_left(bool may_be_last) {
     if (!may_be_last) {
-        fail(LLAMA_SPEC_ENGINE, "no token may follow: bad_words, logit_bias, the grammar or the logits forbid all of them; allow one");
+        fail(LLAMA_SPEC_ENGINE, "no token may follow: `bad_words`, `logit_bias`, the `grammar` or the logits forbid all of them; allow one");
     }
     return -1;
 }
@@ -405,7 +405,7 @@ int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bo
         llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
         mask(s, all);
         if (was_left && !any_left() && !s.rules.any_forbidden(ends)) {
-            fail(LLAMA_SPEC_ARGUMENT, "no token may follow: the grammar allows none of this model here. It asks for a character "
+            fail(LLAMA_SPEC_ARGUMENT, "no token may follow: the `grammar` allows none of this model here. It asks for a character "
                     "that no token has, for one of no characters, such as [z-a], or for the end, and the model has no token for it");
         }
     }

@@ -24,7 +24,7 @@ constexpr size_t MAX_TRIGGER_BYTES = 1000;
 constexpr size_t STACK_PER_BYTE = 2048, USUAL_STACK = 1 << 20, MAX_STACK = 1 << 30;
 
 [[noreturn]] void refuse(const std::string & why) {
-    fail(LLAMA_SPEC_ARGUMENT, "the grammar cannot be used: " + why);
+    fail(LLAMA_SPEC_ARGUMENT, "the `grammar` cannot be used: " + why);
 }
 
 // Skips a quoted string or a character class; a backslash may escape its end character.
@@ -271,7 +271,7 @@ void check_triggers(const char * const * patterns, int32_t n) {
 size_t trigger_stack(size_t n_bytes) {
     const size_t n_stack = USUAL_STACK + n_bytes * STACK_PER_BYTE;
     if (n_stack > MAX_STACK) {
-        fail(LLAMA_SPEC_UNSUPPORTED, "the grammar waits for a trigger since " + std::to_string(n_bytes) +
+        fail(LLAMA_SPEC_UNSUPPORTED, "the `grammar` waits for a trigger since " + std::to_string(n_bytes) +
                 " bytes of text; look for it in the text instead");
     }
     return n_stack;

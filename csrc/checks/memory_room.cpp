@@ -107,7 +107,7 @@ void check_cells(uint32_t n_ctx, uint64_t key_bytes) {
     const uint64_t need = (uint64_t) n_ctx * (CELL_BYTES + key_bytes), room = room_left();
     if (key_bytes > 0 && need > room) {
         throw no_room{ "the memory of past tokens needs more than " + in_gb(need) + " GB, and " + in_gb(room) + " GB are free; choose a "
-                "smaller n_ctx, n_seq_max or n_rs_seq, or another KV type" };
+                "smaller `n_ctx`, `n_seq_max` or `n_rs_seq`, or another KV type" };
     }
 }
 
@@ -131,7 +131,7 @@ void llama_spec_before_memory(ggml_context * tensors, ggml_backend_buffer_type_t
     const uint64_t room = room_left();
     if (need > room) {
         throw no_room{ "the memory of past tokens needs " + in_gb(need) + " GB, and " + in_gb(room) + " GB are free; choose a smaller "
-                "n_ctx, n_seq_max or n_rs_seq, or another KV type" };
+                "`n_ctx`, `n_seq_max` or `n_rs_seq`, or another KV type" };
     }
     t_n_counted += need;
 }

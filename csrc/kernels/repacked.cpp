@@ -158,7 +158,6 @@ size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
 
 // ---- products
 
-
 // An activation row and the place of its results.
 struct Route {
     const float * from;

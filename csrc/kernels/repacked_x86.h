@@ -116,7 +116,7 @@ template <bool IS_VNNI> struct Avx2 {
     static I size(I a) { return _mm256_abs_epi8(a); }
     static I signed_by(I x, I w) { return _mm256_sign_epi8(x, w); }
     static I below_zero(I x) { return _mm256_cmpgt_epi8(zero(), x); }
-    static I one_of(I a, I b) { return _mm256_xor_si256(a, b); }
+    static I xor_of(I a, I b) { return _mm256_xor_si256(a, b); }
     static I less_32(I a, I b) { return _mm256_sub_epi32(a, b); }
     static I ones() { return _mm256_set1_epi16(1); }
 
@@ -157,7 +157,7 @@ template <class V> struct Twice {
     EACH(both) EACH(right) EACH(left) EACH(with) EACH(look_up) EACH(add) EACH(times) EACH(shifted_32) EACH(if_less) EACH(less)
     EACH(as_floats) EACH(floats) EACH(mul) EACH(fma) EACH(minus)
     EACH(dot) EACH(dot_16) EACH(pairs) EACH(add_16) EACH(size) EACH(signed_by)
-    EACH(below_zero) EACH(one_of) EACH(less_32)
+    EACH(below_zero) EACH(xor_of) EACH(less_32)
 #undef EACH
 
     // From memory: bytes of a vector's part.
@@ -173,7 +173,6 @@ template <class V> struct Twice {
     }
 
     static F load_floats(const float * x) { return { V::load_floats(x), V::load_floats(x + V::N) }; }
-
     static void store_floats(float * to, F x) {
         V::store_floats(to, x.a);
         V::store_floats(to + V::N, x.b);
@@ -270,27 +269,17 @@ template <class V, class F, int R> struct Sums {
                 sums[i % N_CHAINS][r] = V::dot(sums[i % N_CHAINS][r], w, V::four(x + r * stride));
             }
         } else if constexpr (F::IS_BYTE) {
-            I size = V::size(w);
+            I size = V::size(w), sign = IS_INVERTED ? V::below_zero(w) : w;
             pin(size);
+            pin(sign);
             if constexpr (IS_INVERTED) {
-                I is_negative = V::below_zero(w);
-                pin(is_negative);
-                const I now = V::pairs(size, is_negative);
-                inverted = i == 0 ? now : V::add_16(inverted, now);
+                inverted = i == 0 ? V::pairs(size, sign) : V::add_16(inverted, V::pairs(size, sign));
                 pin(inverted);
-                for (int r = 0; r < R; ++r) {
-                    I four = V::four(x + r * stride);
-                    sums[0][r] = V::dot_16(sums[0][r], V::pairs(size, V::one_of(four, is_negative)), factor);
-                    pin(sums[0][r]);
-                }
-                if (i + 1 == n) {
-                    inverted = V::dot_16(V::zero(), inverted, factor);
-                }
-                return;
             }
             for (int r = 0; r < R; ++r) {
                 I four = V::four(x + r * stride);
-                sums[0][r] = V::dot_16(sums[0][r], V::pairs(size, V::signed_by(four, w)), factor);
+                four = V::pairs(size, IS_INVERTED ? V::xor_of(four, sign) : V::signed_by(four, sign));
+                sums[0][r] = V::dot_16(sums[0][r], four, factor);
                 pin(sums[0][r]);
             }
         } else {
@@ -309,7 +298,7 @@ template <class V, class F, int R> struct Sums {
 
     inline PYLLAMA_SPEC_INLINE I of(int r) const {
         if constexpr (IS_INVERTED) {
-            return V::less_32(sums[0][r], inverted);
+            return V::less_32(sums[0][r], V::dot_16(V::zero(), inverted, factor));
         }
         return N_CHAINS == 1 ? sums[0][r] : V::add(sums[0][r], sums[N_CHAINS - 1][r]);
     }
@@ -329,14 +318,16 @@ template <class V, class F, int R> struct Sums {
     }
 };
 
-// Prefetches, into the second cache, what a wide tile needs later: it reads too slowly for the processor to run ahead, but
-// a narrow one is slower with it (measured by tile_speed.cpp). n bytes of a block are as many of a later one.
-template <class V, class B, int BITS, int R> inline PYLLAMA_SPEC_INLINE void prefetch_later(const B & block, size_t at, size_t n) {
-    constexpr bool IS_SMALL = sizeof(B) < 1024;
-    constexpr int  FIRST = V::HAS_DOT ? (BITS == 8 ? 6 : BITS > 4 ? 2 : 3) : BITS == 8 ? 4 : BITS == 4 && IS_SMALL ? 2 : 1;
-    if constexpr (R >= FIRST) {
-        for (size_t i = at; i < at + n; i += 64) {
-            _mm_prefetch((const char *) &block + (12 << 10) + i, _MM_HINT_T1);
+// Prefetches what a wide tile needs later: it reads too slowly for the processor to run ahead. A narrow one is slower with
+// it, but for a row of four bits with AVX2, from nearer (measured by tile_speed.cpp). n bytes of a block are as many of a
+// later one.
+template <class V, int BITS, int R> inline PYLLAMA_SPEC_INLINE void prefetch_later(const void * block, size_t n) {
+    constexpr int FIRST = V::HAS_DOT ? (BITS == 8 ? 6 : BITS > 4 ? 2 : 3) : BITS == 8 ? 4 : BITS == 4 ? 1 : 2;
+    for (size_t at = 0; R >= FIRST && at < n; at += 64) {
+        if constexpr (R == 1) {
+            _mm_prefetch((const char *) block + (8 << 10) + at, _MM_HINT_T0);
+        } else {
+            _mm_prefetch((const char *) block + (12 << 10) + at, _MM_HINT_T1);
         }
     }
 }
@@ -364,7 +355,7 @@ template <class V, class B, class F> struct TileOf32 {
 
     template <int R> static inline PYLLAMA_SPEC_INLINE void add(const B & b, const char * x, typename V::F (&out)[R]) {
         constexpr bool HAS_MIN = has_min((const B *) nullptr);
-        prefetch_later<V, B, F::BITS, R>(b, 0, sizeof(b));
+        prefetch_later<V, F::BITS, R>(&b, sizeof(b));
         Sums<V, F, R> sums;
         if constexpr (!V::HAS_DOT) {
             sums.factor = V::ones();
@@ -467,7 +458,7 @@ template <class V, class B, class F, int PART, bool HAS_MINS> struct TileOf256 {
             x += (PART + (HAS_STARTS ? 4 : 0)) * R;
         };
         for (int p = 0; p < 8; ++p) {
-            prefetch_later<V, B, F::BITS, R>(b, p * (sizeof(B) / 8), sizeof(B) / 8);
+            prefetch_later<V, F::BITS, R>((const char *) &b + p * (sizeof(B) / 8), sizeof(B) / 8);
             if constexpr (PART == 16) {
                 part(2 * p, 0);
                 part(2 * p + 1, 1);

@@ -8,16 +8,9 @@
 namespace pyllama_spec {
 
 // Always inlined: GCC takes a function that only prefetches for one without effect, and removes calls of it.
-inline PYLLAMA_SPEC_INLINE void prefetch(const void * from, size_t n_bytes) {
+template <_mm_hint TO> inline PYLLAMA_SPEC_INLINE void prefetch(const void * from, size_t n_bytes) {
     for (size_t i = 0; i < n_bytes; i += 64) {
-        _mm_prefetch((const char *) from + i, _MM_HINT_T0);
-    }
-}
-
-// Prefetches into the second-level cache.
-inline PYLLAMA_SPEC_INLINE void prefetch_far(const void * from, size_t n_bytes) {
-    for (size_t i = 0; i < n_bytes; i += 64) {
-        _mm_prefetch((const char *) from + i, _MM_HINT_T1);
+        _mm_prefetch((const char *) from + i, TO);
     }
 }
 
@@ -33,14 +26,14 @@ struct Stream {
 
     inline PYLLAMA_SPEC_INLINE void advance(size_t n_bytes) {
         if (to == To::FIRST_CACHE) {
-            prefetch(at, n_bytes);
+            prefetch<_MM_HINT_T0>(at, n_bytes);
         } else if (to == To::SECOND_CACHE) {
-            prefetch_far(at, n_bytes);
+            prefetch<_MM_HINT_T1>(at, n_bytes);
         } else if (to == To::PAGES) {
             constexpr uintptr_t PAGE = 4096;
             const uintptr_t last = (uintptr_t) at + n_bytes, page = last / PAGE * PAGE;
             if (page > (uintptr_t) at) {
-                prefetch_far((const char *) at + (page - (uintptr_t) at), 8 * 64);
+                prefetch<_MM_HINT_T1>((const char *) page, 8 * 64);
             }
         }
         at += n_bytes;

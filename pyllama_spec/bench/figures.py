@@ -15,7 +15,7 @@ from typing import Any
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.bench.machine import Streaming
 from pyllama_spec.bench.sides import Run
-from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
+from pyllama_spec.engine.context import NO_TRANSFERS, Transfers
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 

@@ -23,10 +23,10 @@ def check_plot(path: str | os.PathLike[str]) -> None:
     """Refuses, before a long run, a plot that cannot be written after it."""
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
-        raise ArgumentError("plot", str(path), f"a name that ends in one of {', '.join(FORMATS)}")
+        raise ArgumentError("plot", target, f"a name that ends in one of {', '.join(FORMATS)}")
     if not target.parent.is_dir():
         raise ArgumentError(
-            "plot", str(path), problem="is in a folder that does not exist", remedy="make it first"
+            "plot", target, problem="is in a folder that does not exist", remedy="make it first"
         )
     _figure_class()
 

@@ -20,7 +20,7 @@ from pyllama_spec.drafters import Drafter, NoDrafter
 from pyllama_spec.drafters.registry import MTP, make_drafter_for
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
+from pyllama_spec.engine.context import NO_TRANSFERS, Transfers
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.options import RequestOptions
@@ -32,7 +32,7 @@ from pyllama_spec.speculative import (
     make_controller,
     why_exact,
 )
-from pyllama_spec.speculative.rejection import accepting_sampler
+from pyllama_spec.speculative.acceptance import accepting_sampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 

@@ -61,14 +61,15 @@ def run_bench(args: argparse.Namespace) -> int:
     from pyllama_spec import bench
 
     if args.json is not None and (why_not := why_no_output(args.json.absolute())) is not None:
-        raise ArgumentError(f"--json: {why_not}")
+        raise ArgumentError("json", problem=why_not)
     if args.plot is not None:
         bench.check_plot(args.plot)
     if {*args.draft} == {"none"}:
         raise ArgumentError(
-            "-d none alone compares plain decoding with itself: name a draft's GGUF or "
-            "prompt-lookup; for the noise of this machine give both, -d DRAFT.gguf -d none"
-        )
+            "drafts", "none", problem="alone compares plain decoding with itself",
+            remedy="name a draft's GGUF or prompt-lookup; for the noise of this machine give both, "
+            "-d DRAFT.gguf -d none",
+        )  # fmt: skip
     drafts = tuple(own_draft(draft) for draft in args.draft)
     known = {field.name for field in fields(bench.BenchConfig)}
     drafting = {"draft": drafts[0], "also": drafts[1:], "command": args.command_line}

@@ -29,7 +29,7 @@ from pyllama_spec.engine import (
     supports_gpu,
     system_info,
 )
-from pyllama_spec.engine.placement import in_words
+from pyllama_spec.engine.model import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, ModelLoadError
 from pyllama_spec.gguf.reader import read_key
@@ -278,9 +278,9 @@ def _measure_drafts(
             longest = max(longest, len(draft.ids))
             if (failed := asked.failure(0)) is not None:
                 raise ArgumentError(
-                    f"{drafter.name}: {failed.reason}: mend it, or leave -d out to "
-                    "measure the target alone"
-                )
+                    "draft", problem=f"{drafter.name}: {failed.reason}",
+                    remedy="mend it, or leave it out to measure the target alone",
+                )  # fmt: skip
         return 1e3 * statistics.median(times[1:])
 
     with (

@@ -17,7 +17,7 @@ from pyllama_spec.cli.wording import whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
 from pyllama_spec.drafters.registry import AUTO, MTP, make_drafter_for, open_before, wants_head
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
-from pyllama_spec.engine.placement import in_words
+from pyllama_spec.engine.model import in_words
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
 from pyllama_spec.speculative.scheduler import drafter_bound

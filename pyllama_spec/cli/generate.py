@@ -68,16 +68,19 @@ def _read_stdin() -> str:
     # None where it was closed before the program began.
     text = "" if sys.stdin is None else sys.stdin.read(MAX_TEXT_BYTES + 1)
     if not text:
-        raise ArgumentError("there is nothing on stdin; give the prompt with -p, or a file with -f")
+        raise ArgumentError(
+            "prompt", problem="is missing: there is nothing on stdin",
+            remedy="give the prompt with -p, or a file with -f",
+        )  # fmt: skip
     if len(text) > MAX_TEXT_BYTES:
-        raise ArgumentError(f"stdin has more than {MAX_TEXT_BYTES >> 20} MiB")
+        raise ArgumentError("prompt", problem=f"on stdin has more than {MAX_TEXT_BYTES >> 20} MiB")
     return text
 
 
 def run_generate(args: argparse.Namespace) -> int:
     """Generates once and prints the text and its figures, or one JSON object."""
     if args.system is not None and not args.chat:
-        raise ArgumentError("--system is a part of a chat: add --chat")
+        raise ArgumentError("system", problem="is a part of a chat", remedy="add --chat")
     prompt = _prompt(args)
     with open_llama(args) as llama:
         if args.chat:

@@ -30,7 +30,9 @@ class LineEditor:
             try:
                 check_no_pipe(history)
             except OSError as error:
-                raise ArgumentError(f"--history {history}: {error.strerror}") from None
+                raise ArgumentError(
+                    "history", history, problem=f"cannot be used: {error.strerror}"
+                ) from None
         # None where it was closed before the program began.
         self._is_typed = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
         if self._is_typed:

@@ -86,7 +86,7 @@ def _bytes(args: argparse.Namespace) -> int | None:
     if args.max_size is None:
         return None
     if not 0 < args.max_size <= 1e5:
-        raise ArgumentError(f"max_size={args.max_size} is not a size in MB: above 0, up to 100000")
+        raise ArgumentError("max_size", args.max_size, "a size in MB: above 0, up to 100000")
     return int(args.max_size * 1e6)
 
 
@@ -95,7 +95,9 @@ def _opened(path: Path, digest: bytes | None = None, **options: Any) -> Store:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise ArgumentError(f"there is no draft memory {path}; `memory build` makes one") from None
+        raise ArgumentError(
+            problem=f"there is no draft memory {path}", remedy="make one with `memory build`"
+        ) from None
     except OSError:
         pass  # Store says why
     return Store(path, digest, **options)
@@ -103,7 +105,7 @@ def _opened(path: Path, digest: bytes | None = None, **options: Any) -> Store:
 
 def _vocabulary(args: argparse.Namespace, wanted_for: str) -> Model:
     if args.model_path is None:
-        raise ArgumentError(f"{wanted_for} needs the tokenizer: add -m MODEL.gguf")
+        raise ArgumentError(problem=f"{wanted_for} needs the tokenizer", remedy="add -m MODEL.gguf")
     return Model(args.model_path, vocab_only=True)
 
 
@@ -131,7 +133,7 @@ def _build(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     if args.texts and args.model_path is None:
-        raise ArgumentError("--texts needs the tokenizer: add -m MODEL.gguf")
+        raise ArgumentError("texts", problem="needs the tokenizer", remedy="add -m MODEL.gguf")
     if args.model_path is None:
         store, texts, newest = _opened(args.store, is_read_only=True), [], []
     else:
@@ -168,7 +170,12 @@ def _merge(args: argparse.Namespace) -> int:
         other = _opened(path, digest, is_read_only=True, whose=str(args.others[0]))
         digest = other.digest
         if args.store.exists() and path.samefile(args.store):
-            raise ArgumentError(f"{args.store} would be merged into itself; name other stores")
+            raise ArgumentError(
+                "store",
+                args.store,
+                problem="would be merged into itself",
+                remedy="name other stores",
+            )
         other.close()
     store = Store(args.store, digest, whose=str(args.others[0]))
     bar = ProgressBar(f"merging into {args.store.name}")
@@ -199,7 +206,7 @@ def _none_left_empty(store: Store) -> Iterator[None]:
 def _prune(args: argparse.Namespace) -> int:
     size = _bytes(args)
     if size is None and args.days is None:
-        raise ArgumentError("prune needs a bound: give --max-size or --days")
+        raise ArgumentError(problem="prune needs a bound", remedy="give --max-size or --days")
     store = _opened(args.store)
     max_tokens = None if size is None else capacity_of(size)
     n = upkeep.prune(store, max_tokens=max_tokens, days=args.days)
@@ -209,7 +216,9 @@ def _prune(args: argparse.Namespace) -> int:
 
 def _forget(args: argparse.Namespace) -> int:
     if args.all == (args.text is not None):
-        raise ArgumentError("give either TEXT or --all")
+        raise ArgumentError(
+            "text", problem="and --all exclude each other", remedy="give one of them"
+        )
     if args.all:
         store = _opened(args.store)
         n = f"{len(store.texts())}"

@@ -141,7 +141,7 @@ def check_pairs(args: argparse.Namespace) -> None:
             value = getattr(args, name, None)
             # By shared noise a seed has another text, without a draft too.
             if value is not None and (name, value) != ("acceptance", "noise"):
-                raise ArgumentError(f"{args.options[name]} {why}")
+                raise ArgumentError(name, problem=why)
 
 
 def _lacks(args: argparse.Namespace, name: str) -> bool:

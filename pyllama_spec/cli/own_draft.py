@@ -59,15 +59,15 @@ def own_draft(draft: str) -> str | Drafter:
     except Exception as error:
         raise _failed(draft, f"importing {module}", error) from error
     if not callable(function):
-        raise ArgumentError(f"draft={draft}: {module} has no function {name}; name one of it")
+        raise ArgumentError(
+            "draft", draft, f"a function of {module}", problem=f"names no function {name}"
+        )
     try:
         drafter = function()
     except Exception as error:
         raise _failed(draft, f"{name}()", error) from error
     if not isinstance(drafter, Drafter):
-        raise ArgumentError(
-            f"draft={draft}: {name}() returns {shown(drafter)}, which is not a Drafter"
-        )
+        raise ArgumentError("draft", draft, "a Drafter", problem=f"gives {shown(drafter)}")
     _made.append(drafter)
     return drafter
 
@@ -81,7 +81,8 @@ def _place(error: Exception) -> str:
 def _failed(draft: str, what: str, error: Exception) -> ArgumentError:
     """The error of a user's code in one line, with its place."""
     if isinstance(error, PyllamaSpecError):
-        return ArgumentError(f"draft={draft}: {what} failed: {error}")
+        return ArgumentError("draft", draft, problem=f"failed: {what}: {error}")
     return ArgumentError(
-        f"draft={draft}: {what} failed: {type(error).__name__}: {error!s:.300} ({_place(error)})"
-    )
+        "draft", draft,
+        problem=f"failed: {what}: {type(error).__name__}: {error!s:.300} ({_place(error)})",
+    )  # fmt: skip

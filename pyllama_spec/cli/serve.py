@@ -145,7 +145,8 @@ def _serve_several(
         flags = " and ".join(args.options[one] for one in misplaced)
         do = "does" if len(misplaced) == 1 else "do"
         raise ArgumentError(
-            f"put {keys} into {args.config.name}: {flags} {do} not go with --config"
+            problem=f"{flags} {do} not go with --config",
+            remedy=f"put {keys} into {args.config.name}",
         )
     models = read_models(args.config)
     print_notes(notes)

@@ -140,9 +140,9 @@ def _add_run(parser: argparse.ArgumentParser, kind: _Kind) -> argparse._Argument
 def _bytes_of(max_disk: float) -> int:
     """Parses --max-disk as bytes."""
     if max_disk < 0:
-        raise ArgumentError(f"--max-disk {max_disk:g} is below 0")
+        raise ArgumentError("max_disk", max_disk, "a number of gigabytes from 0 on")
     if not math.isfinite(max_disk * _GB):
-        raise ArgumentError(f"--max-disk {max_disk:g}: give a finite number of gigabytes")
+        raise ArgumentError("max_disk", max_disk, "a finite number of gigabytes")
     return int(max_disk * _GB)
 
 

@@ -84,9 +84,9 @@ def convert_draft(
         ArgumentError: the kind or convention is unknown, or the output is an input.
     """
     if kind is not None and kind not in KINDS:
-        raise ArgumentError(f"type={kind!r} is not one of {', '.join(KINDS)}")
+        raise ArgumentError("type", kind, f"one of {', '.join(KINDS)}")
     if layer_ids not in (None, "input", "output"):
-        raise ArgumentError(f"layer_ids={layer_ids!r} is not 'input', 'output' or None")
+        raise ArgumentError("layer_ids", layer_ids, "one of input, output")
     import_gguf()
     out, target_path = Path(out_path), Path(target)
     _check_output(out, target_path, Path(draft_dir))
@@ -126,8 +126,12 @@ convert_eagle3 = convert_draft
 
 def _check_output(out: Path, target: Path, draft: Path) -> None:
     if (why_not := why_no_output(out)) is not None:
-        raise ArgumentError(why_not)
+        raise ArgumentError("out", problem=f"cannot be written: {why_not}")
     if out.exists() and target.exists() and out.samefile(target):
-        raise ArgumentError(f"{out} is the target itself; give another output")
+        raise ArgumentError(
+            "out", out, problem="is the target itself", remedy="give another output"
+        )
     if out.exists() and out.suffix != ".gguf" and out.resolve().parent == draft.resolve():
-        raise ArgumentError(f"{out} is a file of the draft; give another output")
+        raise ArgumentError(
+            "out", out, problem="is a file of the draft", remedy="give another output"
+        )

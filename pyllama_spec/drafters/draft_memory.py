@@ -35,7 +35,7 @@ class Choice:
         row: float32, the row that the model is fed beside the token, if it reads one.
         drawn_from: if the token was drawn at random, its distribution. `p` is then the probability
             of the likeliest token, which does not depend on the drawn one.
-        confidence: what a head of the draft's own says of the token, in place of its probability.
+        confidence: the output of the draft's confidence head, which replaces the probability.
     """
 
     ids: Sequence[int]
@@ -60,7 +60,7 @@ def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> 
     sure = choice.confidence
     if math.isnan(p) or (sure is not None and math.isnan(sure)):
         raise EngineError("the draft computed NaN: the target's rows or its own weights are NaN")
-    # A token that was drawn stays what it is: others have no say in it.
+    # A drawn token takes no votes.
     votes = () if prior is None or choice.drawn_from is not None else prior(drafted)
     if votes:
         scores = dict(zip(choice.ids, choice.p, strict=True))
@@ -203,7 +203,7 @@ def fill(
 ) -> list[Part]:
     """Fills an emptied batch with what sequences wait for, in order; removes from `left` who ends.
 
-    n_waiting() says of a sequence how many of its tokens wait; put() adds the next n of them, and
+    n_waiting() returns how many tokens of a sequence wait; put() adds the next n of them, and
     is given whether they are the last.
     """
     batch.clear()
@@ -224,7 +224,7 @@ def fill(
 
 _MAGIC, _VERSION = b"PLSD", 4
 _LENGTH = struct.Struct("<I")  # of the JSON text
-# Places of a draft's file that tell it from another one of the same sizes.
+# Samples of a draft's file, which distinguish it from another one of the same sizes.
 _N_SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
@@ -244,7 +244,9 @@ def unpack(data: bytes, draft: str = "") -> tuple[dict[str, Any], list[bytes]]:
     at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     facts = json.loads(body[_LENGTH.size : at])
     if facts["draft"] != draft:
-        raise ArgumentError("the state was saved with another draft: read the text again")
+        raise ArgumentError(
+            "state", problem="was saved with another draft", remedy="read the text again"
+        )
     parts = []
     for size in facts.pop("parts"):
         parts.append(body[at : at + size])

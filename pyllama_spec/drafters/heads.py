@@ -73,9 +73,10 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
         n_heads, n_seqs = max(self.model.info.n_heads, 1), params.n_seq_max
         if n_seqs * n_heads > _MAX_SEQUENCES:
             raise ArgumentError(
-                f"{n_seqs} sequences with {n_heads} MTP heads each are more than the engine's "
-                f"{_MAX_SEQUENCES}; {_MAX_SEQUENCES // n_heads} sequences are possible"
-            )
+                "n_parallel", n_seqs, f"at most {_MAX_SEQUENCES // n_heads} sequences with "
+                f"{n_heads} MTP heads "
+                "each",
+            )  # fmt: skip
         n_window = target.n_ctx_seq
         if block is not None and block.n_window is not None:
             # An eighth is forgotten at a time, and a window still remains.
@@ -122,7 +123,7 @@ class Eagle3(Head):
 
 
 class DFlash(Head):
-    """Drafts a block at a time with a DFlash draft; the file tells DFlash2 and DSpark.
+    """Drafts a block at a time with a DFlash draft; DFlash2 and DSpark are recognised by the file.
 
     Args:
         model: the draft, or the path of its GGUF (docs/dflash.md).
@@ -191,7 +192,9 @@ class Mtp(Head):
         if not self.wants_head:
             super().check(target)
         elif not target.info.has_head:
-            raise ArgumentError(f'draft="mtp": {target.path.name} {why_no_head(target)}')
+            raise ArgumentError(
+                "draft", "mtp", problem=f"is not for {target.path.name}: {why_no_head(target)}"
+            )
         n_heads = (target if self.wants_head else self.model).info.n_heads
         self.max_draft = self._max_draft if n_heads == 1 else min(self._max_draft, n_heads)
 

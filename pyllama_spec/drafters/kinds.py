@@ -1,4 +1,4 @@
-"""The kinds of heads: what tells one from another, as data.
+"""The kinds of heads as data: how they differ.
 
 A head is a small draft model that reads rows of the target. Its graph is in `csrc/drafts/`, its
 memory in row_memory.py, its drafter in heads.py; what differs between kinds is an entry of HEADS.

@@ -233,7 +233,7 @@ class LookupFirst(DrafterWrapper):
         self.commit((done,))
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Commits to both, and tells the draft memory where the model was wrong."""
+        """Commits to both, and reports to the lookup where the model was wrong."""
         self._lookup.commit(done)
         for one in done if self._guesses else ():
             pairs = zip(self._guesses.pop(one.seq, ()), one.tokens, strict=False)

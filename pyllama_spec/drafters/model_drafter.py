@@ -93,13 +93,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             why = self.why_not(self._model)
             if why:
                 self.close()
-                raise ArgumentError(f"{self._model.path.name} {why}")
+                raise ArgumentError("draft", self._model.path.name, problem=why)
         self.target_layers = self.layers_read()
         self._target: Context | None = None
         self._memory: _Memory | None = None
         self._is_lost = False
         self._n_features = 0
-        self._fingerprint = ""  # what tells its saved states from those of another draft
+        self._fingerprint = ""  # distinguishes its saved states from those of another draft
 
     @classmethod
     def open(cls, path: Any, options: DraftOptions) -> Drafter:
@@ -122,7 +122,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
     def model(self) -> Model:
         """The draft model."""
         if self._model is None:
-            raise ArgumentError(f"the drafter {self.name!r} is not attached to a target yet")
+            raise ArgumentError("draft", self.name, problem="is not attached to a target yet")
         return self._model
 
     def ngram_table(self) -> NgramTable | None:
@@ -139,9 +139,11 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self.model.check_draft_of(target)
         except ArgumentError as error:
             raise ArgumentError(
-                f"{error}; give a draft that was made for this target, or "
-                'draft="suffix", which fits every model'
-            ) from None
+                "draft", problem=f"does not fit: {error}",
+                remedy='give a draft that was made for this target, or `draft="suffix"`, which '
+                'fits every '
+                "model",
+            ) from None  # fmt: skip
 
     @property
     def attached_to(self) -> Context | None:
@@ -212,7 +214,9 @@ class ModelDrafter(Drafter, Generic[_Memory]):
                 "a server with the draft's layers was lost; open the draft again, for a new Llama"
             )
         if self._memory is None:
-            raise ArgumentError("the draft is not attached to a target: call attach() first")
+            raise ArgumentError(
+                "draft", problem="is not attached to a target", remedy="call attach() first"
+            )
         return self._memory
 
     @property
@@ -437,7 +441,7 @@ def weight_bytes(model: Model) -> tuple[int, str]:
 
 
 def type_of_weights(model: Model) -> MainType | None:
-    """The type of most weights; None if the file does not tell."""
+    """The type of most weights; None if the file's table is unreadable."""
     try:
         return main_type(model.path)
     except ModelLoadError:

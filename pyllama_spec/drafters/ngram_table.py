@@ -1,8 +1,8 @@
 """An n-gram table beside a draft's head: the likeliest next token by the last few tokens.
 
 A head of one layer learns slowly what a count knows at once: that "as" follows "as well". The
-table holds, for contexts of one to five tokens, the likeliest next one and its probability; what
-it says is one vote among others (lookup_first.py). docs/eagle3.md has the format.
+table holds, for contexts of one to five tokens, the likeliest next one and its probability; its
+entry is one vote among others (lookup_first.py). docs/eagle3.md has the format.
 """
 
 from __future__ import annotations
@@ -69,19 +69,21 @@ class NgramTable:
     ) -> None:
         if not keys.shape == ids.shape == p.shape or keys.ndim != 1:
             raise ArgumentError(
-                f"the n-gram table is damaged: {keys.shape} keys, {ids.shape} ids, {p.shape} "
+                problem=f"the n-gram table is damaged: {keys.shape} keys, {ids.shape} ids, "
+                f"{p.shape} "
                 "probabilities"
             )
         if bool((keys[1:] <= keys[:-1]).any()):
-            raise ArgumentError("the n-gram table is damaged: its keys do not rise")
+            raise ArgumentError(problem="the n-gram table is damaged: its keys do not rise")
         bad = ids[(ids < 0) | (ids >= n_vocab)]
         if len(bad):
             raise ArgumentError(
-                f"the n-gram table proposes token {bad[0]}, and the target's vocabulary has "
-                f"{n_vocab}; it was made for another target, or is damaged"
+                problem=f"the n-gram table proposes token {bad[0]}, and the target's vocabulary "
+                f"has {n_vocab}; "
+                "it was made for another target, or is damaged"
             )
         if bool((p < 0).any()):
-            raise ArgumentError("the n-gram table is damaged: a probability is below 0")
+            raise ArgumentError(problem="the n-gram table is damaged: a probability is below 0")
         # A number of another type would have the whole array converted at every look-up.
         self.keys = np.ascontiguousarray(keys, dtype=np.uint32)
         self.ids, self.p = ids, p

@@ -48,7 +48,7 @@ _WORTH_IT = 0.9
 _N_STEPS = 3
 
 Step = Callable[[int], None]
-"""A step of a draft behind so many, in an empty context, which says whether it got cheaper."""
+"""Computes a step at a position of an empty context; its time shows whether a part is cheaper."""
 
 
 class OutputRows:
@@ -218,7 +218,7 @@ def _with_slots(
 ) -> DraftIds:
     n_known = min(context.model.info.n_vocab, target.info.n_vocab)
     if n_slots > n_known:
-        raise ArgumentError(f"n_output={n_slots} is more than the {n_known} ids of the vocabulary")
+        raise ArgumentError("n_output", n_slots, f"at most the {n_known} ids of the vocabulary")
     matrix = context.draft_output(n_slots)
     path = (target if matrix.is_targets else context.model).path
     ids = None

@@ -86,7 +86,7 @@ class PromptLookup(Drafter):
         max_ngram = count(max_ngram, "max_ngram", 1, _MAX_NGRAM)
         min_ngram = count(min_ngram, "min_ngram", 1)
         if min_ngram > max_ngram:
-            raise ArgumentError(f"min_ngram={min_ngram} is above max_ngram={max_ngram}; lower it")
+            raise ArgumentError("min_ngram", min_ngram, f"at most `max_ngram={max_ngram}`")
         self.max_draft = count(max_draft, "max_draft", 1)
         self._sizes = tuple(range(max_ngram, min_ngram - 1, -1))
         self._sequences: defaultdict[int, _History] = defaultdict(_History)
@@ -101,11 +101,8 @@ class PromptLookup(Drafter):
 
     def commit_one(self, done: Committed) -> None:
         """Appends and indexes tokens."""
-        self._append(done.seq, done.tokens)
-
-    def _append(self, seq: int, tokens: Sequence[int]) -> None:
-        history = self._sequences[seq]
-        history.tokens.extend(tokens)
+        history = self._sequences[done.seq]
+        history.tokens.extend(done.tokens)
         # N-grams that end with the last token have nothing after them yet.
         history.index_up_to(len(history.tokens) - 1, self._sizes)
 
@@ -141,7 +138,7 @@ class PromptLookup(Drafter):
         """Starts `to` with the tokens of `seq`."""
         tokens = self._sequences[seq].tokens
         self._sequences[to] = _History()
-        self._append(to, tokens)
+        self.commit_one(Committed(to, tokens, 0))
 
     def close(self) -> None:
         """Frees the index."""
@@ -151,7 +148,7 @@ class PromptLookup(Drafter):
 def _match_length(tokens: array[int], start: int, size: int) -> int:
     """The number of equal tokens before `start` and the text's end; at least `size` are equal.
 
-    Longer matches than _MAX_MATCH are not told apart.
+    At most _MAX_MATCH.
     """
     end = len(tokens)
     longest = min(_MAX_MATCH, start)

@@ -147,9 +147,10 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
         if not any(overrides(draft, name, Drafter) for name in ("propose_one", "propose")):
             kind = type(draft).__name__
             raise ArgumentError(
-                f"the drafter {kind} has neither propose_one() nor propose(): write "
-                f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
-            )
+                "draft", problem=f"of the class {kind} has neither propose_one() nor propose()",
+                remedy=f"write {kind}.propose_one(self, request), which returns a Draft "
+                "(docs/drafters.md)",
+            )  # fmt: skip
         return draft
     return NoDrafter()
 
@@ -182,11 +183,6 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
     arch = _arch_of(path)
     opener: Opener = _KINDS[arch] if arch in _KINDS else _class_of(arch).open
     return opener(Path(path), options or DraftOptions())
-
-
-def check_draft_file(path: str | os.PathLike[str]) -> None:
-    """Raises what open_draft() would raise for the file's keys. Loads nothing."""
-    _arch_of(path)
 
 
 def _arch_of(path: str | os.PathLike[str]) -> str:
@@ -252,22 +248,22 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     return False
 
 
-def check_head(
-    target: str | os.PathLike[str], instead: str = INSTEAD, whose: str = f'draft="{MTP}"'
-) -> None:
+def _check_head(target: str | os.PathLike[str], instead: str, whose: str) -> None:
     """Raises unless a file's keys show an MTP head to draft with. Loads nothing."""
     path = Path(target)
     fault = _head_fault(path)
     if fault:
-        raise ArgumentError(f"{whose}: {path.name} {fault}; {instead}")
+        raise ArgumentError(
+            "draft", problem=f"of {whose} cannot be used: {path.name} {fault}", remedy=instead
+        )
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
     """Raises if the files' keys rule out the draft. Loads nothing."""
     if draft == MTP or (isinstance(draft, Drafter) and draft.wants_head):
-        check_head(target)
+        _check_head(target, INSTEAD, f'draft="{MTP}"')
     elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
-        check_draft_file(draft)
+        _arch_of(draft)
 
 
 def open_before(
@@ -286,7 +282,7 @@ def open_before(
     with closed_on_failure(None if drafter is draft else drafter):
         if drafter.wants_head:
             whose = f'draft="{MTP}"' if drafter.name == MTP else f"the drafter {drafter.name!r}"
-            check_head(target, instead, whose)
+            _check_head(target, instead, whose)
     return drafter
 
 

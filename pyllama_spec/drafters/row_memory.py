@@ -18,8 +18,7 @@ from pyllama_spec.drafters.base import Committed, Features
 from pyllama_spec.drafters.draft_memory import Chain, Choice, DraftMemory, Rows, fill, pack, unpack
 from pyllama_spec.drafters.kinds import HeadKind
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.layer_rows import LayerRows
+from pyllama_spec.engine.context import Context, LayerRows
 from pyllama_spec.engine.model_info import DraftBlock
 from pyllama_spec.errors import PyllamaSpecError
 
@@ -625,7 +624,7 @@ class HeadsMemory(DraftMemory):
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes tokens and their rows, and feeds those of a prompt to all heads.
 
-        Noted by all before any is fed: a cancel while one is fed leaves none behind the others.
+        All record them before any is fed: a cancel in between leaves them at the same token.
         """
         for head in self._heads:
             head.note(done)

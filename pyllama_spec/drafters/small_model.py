@@ -97,7 +97,7 @@ class VocabMap:
         to_target = [-1] * draft.n_tokens
         self._to_draft = [None] * target.n_tokens
         roles = {target.special(role): draft.special(role) for role in _ROLES}
-        # From behind, so that of several with the same bytes the first is what a guess becomes.
+        # In reverse, so that of several with the same bytes the first is what a guess becomes.
         for i in reversed(range(target.n_tokens)):
             key = _key(target, i)
             other = of_key.get(key) if any(key) else None
@@ -118,9 +118,10 @@ class VocabMap:
         """Raises unless enough of the target's ids have a counterpart."""
         if self.coverage < _LEAST_SHARE:
             raise ArgumentError(
-                f"{name} shares {self.n_shared} of the target's {self.n_target} tokens, too few to "
-                "draft for it; give a model of the target's family"
-            )
+                "draft", name, "a model of the target's family",
+                problem=f"shares {self.n_shared} of the target's {self.n_target} tokens, too few "
+                "to draft",
+            )  # fmt: skip
 
     def of_draft(self, token: int) -> int:
         """The target's id of a draft id; -1 for none."""
@@ -177,7 +178,7 @@ class SequenceText:
         n_equal: the number of `held` ids that are known to equal the text's and are not compared
             again.
         base: the index of the id at position 0 of the memory: after a text longer than the window,
-            the memory begins anew.
+            the memory starts again.
         first: the index of the first id that is in the window and was read.
         checkpoint: the recurrent state after the first n_checkpoint of those ids.
         is_torn: whether a decode was interrupted: the memory may hold more than recorded here.
@@ -392,8 +393,8 @@ class TokenMemory(DraftMemory):
     def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
         """Feeds a guess after the text of each sequence, and further ones while they continue.
 
-        goes_on says of a sequence's index and the choice after its newest guess whether that is a
-        guess as well.
+        goes_on(i, choice) returns whether the choice after the newest guess of the i-th sequence is
+        a guess as well.
         """
         texts = [self._sequences[seq] for seq in guesses]
         newest = [self.vocab.to_draft(token)[0] for token in guesses.values()]

@@ -4,10 +4,9 @@ from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import computing
 from pyllama_spec.engine.chat import ChatParser, ChatSession, TemplateProgram
-from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.context import Context, ThreadUse, Transfers, exact_rows
 from pyllama_spec.engine.context_params import ContextParams
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.log import set_log_level, thread_log_level
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
@@ -25,7 +24,6 @@ from pyllama_spec.engine.system import (
     supports_gpu,
     system_info,
 )
-from pyllama_spec.engine.transfers import ThreadUse, Transfers
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.lazy_imports import public_names
 

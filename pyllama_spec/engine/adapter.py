@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import instance
-from pyllama_spec.engine.closeable import Closeable, closed_on_failure
-from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.closeable import Handle, Owner, closed_on_failure
 from pyllama_spec.engine.identity import digest_of
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, ModelLoadError
+from pyllama_spec.errors import ModelLoadError
 from pyllama_spec.gguf.header import check_header
 from pyllama_spec.gguf.reader import read_table
 from pyllama_spec.gguf.sizes import TENSOR_TYPES
@@ -21,7 +18,7 @@ from pyllama_spec.gguf.sizes import TENSOR_TYPES
 _NO_WEIGHTS = {TENSOR_TYPES[name]: name for name in ("I8", "I16", "I32", "I64", "F64")}
 
 
-class Adapter(Closeable):
+class Adapter(Owner):
     """A LoRA file, loaded for a model; Context.set_adapters() enables it.
 
     The engine keeps it with the model's weights and frees both together.
@@ -38,9 +35,6 @@ class Adapter(Closeable):
     """
 
     def __init__(self, model: Model, path: str | os.PathLike[str]) -> None:
-        instance(model, Model, "model", "load one with Model(path)")
-        if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError("path", path, (str, os.PathLike))
         self.path = Path(path)
         check_header(self.path)
         out = ffi.new("llama_spec_adapter **")
@@ -56,15 +50,6 @@ class Adapter(Closeable):
         )
         with closed_on_failure(self):
             _check_types(self.path)
-
-    @property
-    def handle(self) -> Any:
-        """The C handle, for the other modules of engine/."""
-        return self._handle.pointer
-
-    def close(self) -> None:
-        """Releases the adapter. May be called twice."""
-        self._handle.close()
 
 
 def _check_types(path: Path) -> None:

@@ -101,7 +101,7 @@ class Batch:
         elif row is None:
             raise ArgumentError("token", None, "an id or a row")
         if row is not None:
-            self._set_row(i, row)
+            self._set_rows(i, 1, (row[None],))
         self._pos[i] = int32(pos, "pos")
         self._output[i] = 1 if output else 0
         self._add_seq(i, seq)
@@ -134,10 +134,7 @@ class Batch:
         Raises:
             ArgumentError: they do not fit the batch, or a number is not an int32.
         """
-        try:
-            n, start = len(rows[0] if tokens is None else tokens), self.n_tokens
-        except (TypeError, IndexError):
-            raise ArgumentError("tokens", tokens, "a sequence of ids") from None
+        n, start = len(rows[0] if tokens is None else tokens), self.n_tokens
         if start + n > self.n_max:
             raise ArgumentError(
                 "tokens", problem=f"are {start} + {n}", expected=f"at most {self.n_max} tokens"
@@ -178,24 +175,8 @@ class Batch:
                     self._ids[start : start + n] = tokens
                 self._pos[start : start + n] = range(pos, pos + n)
                 self._seq[start : start + n] = [seq] * n
-        except (OverflowError, TypeError, LookupError) as error:
-            for token in () if tokens is None else tokens:
-                int32(token, "token")
-            int32(pos, "pos")
-            int32(seq, "seq")
-            raise ArgumentError("pos", pos, f"{n} positions of 32 bits: {error}") from None
-
-    def _set_row(self, i: int, row: npt.NDArray[np.float32]) -> None:
-        if self._rows is None:
-            raise ArgumentError(
-                "row", problem="has no place in this batch", remedy="make the batch with `n_row`"
-            )
-        shape = row.shape if isinstance(row, np.ndarray) else type(row).__name__
-        if shape != (self.n_row,):
-            raise ArgumentError(
-                "row", problem=f"has the shape {shape}", expected=f"({self.n_row},)"
-            )
-        self._rows[i, : self.n_row] = row
+        except OverflowError:
+            raise ArgumentError("tokens", tokens, "ids and positions of 32 bits") from None
 
     def _set_rows(self, start: int, n: int, rows: Sequence[npt.NDArray[np.float32]]) -> None:
         if self._rows is None:

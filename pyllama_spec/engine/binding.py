@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
+    lib.LLAMA_SPEC_ARGUMENT: ArgumentError,
+    lib.LLAMA_SPEC_MEMORY: OutOfMemoryError,
     lib.LLAMA_SPEC_LOAD: ModelLoadError,
     lib.LLAMA_SPEC_FULL: ContextFullError,
     lib.LLAMA_SPEC_BUSY: BusyError,
@@ -130,12 +132,14 @@ def check(code: int, what: str) -> None:
         text = last_error()
         if code == lib.LLAMA_SPEC_ENGINE and (said := _LACKS_MEMORY.search(text)):
             raise OutOfMemoryError(f"{what}: out of memory (the engine says: {said[0]})")
-        if code == lib.LLAMA_SPEC_MEMORY:
-            problem, _, setup = text.partition("; ")
-            raise OutOfMemoryError(f"{what}: {problem}", setup=setup)
-        if code == lib.LLAMA_SPEC_ARGUMENT:
-            raise ArgumentError(problem=f"{what}: {text}")
-        raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {text}")
+        raise _error(code, what, text)
+
+
+def _error(code: int, what: str, text: str) -> PyllamaSpecError:
+    """The exception of a status code; the C side sets options in backticks, as Python's errors."""
+    problem, _, setup = text.partition("; ") if code == lib.LLAMA_SPEC_MEMORY else (text, "", "")
+    error = _EXCEPTIONS.get(code, EngineError)(problem=f"{what}: {problem}", setup=setup)
+    return error.about_first()
 
 
 # A daemon thread that computes while the process ends would find the engine's static data gone.

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import instance
-from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
@@ -45,11 +43,10 @@ class TemplateProgram:
         return rendered
 
 
-class ChatParser(Closeable):
+class ChatParser(Owner):
     """The engine's parse of a model's chat template, with its tool format."""
 
     def __init__(self, model: Model, source: str | None = None) -> None:
-        instance(model, Model, "model", "load one with Model(path)")
         text = ffi.NULL if source is None else ffi.new("char[]", source.encode())
         out = ffi.new("llama_spec_chat **")
         check(lib.llama_spec_chat_new(model.handle, text, out), "cannot read the chat template")
@@ -63,10 +60,6 @@ class ChatParser(Closeable):
         )
         check(code, "cannot render the chat")
         return ChatSession(out[0], json.loads(_taken(answer)))
-
-    def close(self) -> None:
-        """Releases the parser. May be called twice."""
-        self._handle.close()
 
 
 class ChatSession:

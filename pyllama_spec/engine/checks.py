@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import islice
 from typing import Any
 
@@ -79,6 +80,43 @@ def instance(value: object, kind: type | tuple[type, ...], name: str, remedy: st
     """Raises ArgumentError unless the value is an instance of a type."""
     if not isinstance(value, kind):
         raise ArgumentError(name, value, kind, remedy)
+
+
+def check_fields(params: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Checks the plain fields of a frozen dataclass by the words of their types, and by bounds.
+
+    Numbers of NumPy become Python's, and sequences tuples.
+    """
+    for one in fields(params):
+        value, kind = getattr(params, one.name), str(one.type)
+        if value is None and kind.endswith(" | None"):
+            continue
+        low, high = bounds.get(one.name, (-math.inf, math.inf))
+        read: Any = None
+        match kind.removesuffix(" | None"):
+            case "int":
+                least, most = (int(end) if math.isfinite(end) else 0 for end in (low, high))
+                read = count(value, one.name, least, most or INT32_MAX)
+            case "float":
+                read = real(value, one.name, max(low, -FLOAT32_MAX), min(high, FLOAT32_MAX))
+            case "bool":
+                read = boolean(value, one.name)
+            case "str":
+                read = text(value, one.name)
+            case "tuple[str, ...]":
+                read = tuple(text(each, one.name) for each in sequence(value, one.name))
+            case "tuple[int, ...]":
+                read = tuple(int32(each, one.name) for each in sequence(value, one.name))
+            case _:
+                continue
+        object.__setattr__(params, one.name, read)
+
+
+def sequence(value: object, name: str) -> Sequence[Any]:
+    """A list or tuple as it is; a text is none."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise ArgumentError(name, value, "a list or tuple")
+    return value
 
 
 # Of a list of ids or numbers that a caller names one by one.

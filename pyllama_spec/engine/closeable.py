@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from pyllama_spec.engine.binding import ffi, fork_generation
+from pyllama_spec.errors import ClosedError, PyllamaSpecError
 
 Self = TypeVar("Self", bound="Closeable")
 
@@ -46,3 +49,70 @@ def closed_on_failure(*opened: _CanBeClosed | None) -> Iterator[None]:
             if one is not None:
                 one.close()
         raise
+
+
+class Handle:
+    """A C object, shared by its owner and the parts that need only it.
+
+    Attributes:
+        refusal: the error for a use after close(); None for a ClosedError.
+    """
+
+    __slots__ = ("_closed", "_generation", "_pointer", "refusal")
+
+    def __init__(self, pointer: Any, free: Callable[[Any], Any], closed: str) -> None:
+        self._pointer: Any = ffi.gc(pointer, free)
+        self._closed = closed
+        self._generation = fork_generation()
+        self.refusal: PyllamaSpecError | None = None
+
+    @property
+    def pointer(self) -> Any:
+        """The pointer for the functions of the C ABI."""
+        if self._pointer is None:
+            raise self.closed_error(self._closed)
+        return self._pointer
+
+    def closed_error(self, message: str) -> PyllamaSpecError:
+        """The error for a use after close(): a new one, for each thread."""
+        refusal = self.refusal
+        return ClosedError(message) if refusal is None else refusal.copied()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._pointer is None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the object belongs to the parent process: unusable here."""
+        return self._generation != fork_generation()
+
+    def close(self) -> None:
+        """Releases the C object. May be called twice."""
+        self._pointer = None
+
+
+class Owner(Closeable):
+    """The owner of a C object, in `_handle`."""
+
+    _handle: Handle
+
+    @property
+    def handle(self) -> Any:
+        """The C handle, for the other modules of engine/."""
+        return self._handle.pointer
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._handle.is_closed
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it belongs to the parent of this process: no call works then."""
+        return self._handle.is_forked
+
+    def close(self) -> None:
+        """Frees the C object, once nothing else needs it. May be called twice."""
+        self._handle.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +13,12 @@ import numpy.typing as npt
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import check, ffi, keep_error, last_error, lib
-from pyllama_spec.engine.checks import instance, int32, real
-from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.checks import int32, real
+from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.context_params import POOLING, UNPACKED, ContextParams
-from pyllama_spec.engine.exactness import exact_rows
-from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
-from pyllama_spec.engine.memory_settings import Settings, adapters_key, settings_of
 from pyllama_spec.engine.model import Model
-from pyllama_spec.engine.transfers import ThreadUse, Transfers, read_transfers
+from pyllama_spec.engine.system import devices, system_info
 from pyllama_spec.errors import (
     ArgumentError,
     ClosedError,
@@ -34,6 +31,77 @@ from pyllama_spec.errors import (
 )
 
 Rows = npt.NDArray[np.float32]
+FEW_ROWS = 32  # FEW_ROWS of csrc/kernels/blocks.h
+# Parts of a CPU build that take products for themselves: Intel's matrix unit, Arm's library. Our
+# builds leave SVE and SME out, and our tests have not run the engine's kernels for them.
+_OTHERS = ("AMX_INT8 = 1", "KLEIDIAI = 1", "SVE = 1", "SME = 1")
+# Fields of ContextParams that change what is computed. Sizes and memory layout do not.
+_SETTINGS = (
+    "type_k", "type_v", "rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor",
+    "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "attention_type",
+)  # fmt: skip
+# The engine rounds a context's length up to a multiple of this.
+_CONTEXT_STEP = 256
+
+Settings = tuple[tuple[str, str], ...]
+
+
+class ThreadUse(NamedTuple):
+    """Growing counts of a target's context and its drafts'; 0 with one thread.
+
+    If other programs use the cores, threads wait for the one that lost its core. This wait is
+    measured. If fewer threads are faster, fewer compute, with equal numbers.
+
+    Attributes:
+        n_graphs: physical batches that several threads could compute.
+        n_with_fewer: the number of those computed by fewer than all threads.
+    """
+
+    n_graphs: int = 0
+    n_with_fewer: int = 0
+
+
+class Transfers(NamedTuple):
+    """Growing counts; all 0 if everything is on the CPU.
+
+    Attributes:
+        bytes_to_device: from the host to devices: ids, positions, masks, input rows of a draft.
+        bytes_to_host: from devices to the host: layer inputs, logits, candidates of a draft.
+        bytes_between: from one device to another directly.
+        copies_to_device, copies_to_host, copies_between: the numbers of copies.
+        synchronisations: how often the host waited for a device; blocking copies are not counted.
+        graphs: graphs handed to a device: with an unsplit model, one per physical batch.
+    """
+
+    bytes_to_device: int = 0
+    bytes_to_host: int = 0
+    bytes_between: int = 0
+    copies_to_device: int = 0
+    copies_to_host: int = 0
+    copies_between: int = 0
+    synchronisations: int = 0
+    graphs: int = 0
+
+    def since(self, before: Transfers) -> Transfers:
+        """The difference to the counts `before`."""
+        return Transfers(*(now - then for now, then in zip(self, before, strict=True)))
+
+    def plus(self, other: Transfers) -> Transfers:
+        """The sum of both."""
+        return Transfers(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+NO_TRANSFERS = Transfers()
+
+
+def read_transfers(handle: Any, *, with_drafts: bool) -> Transfers:
+    """The transfers of a context, or of all contexts that share its threads."""
+    raw = ffi.new("struct llama_spec_transfers *")
+    check(lib.llama_spec_get_transfers(handle, with_drafts, raw), "cannot read the context")
+    return Transfers(
+        raw.bytes_to_device, raw.bytes_to_host, raw.bytes_between, raw.n_to_device, raw.n_to_host,
+        raw.n_between, raw.n_synchronisations, raw.n_graphs,
+    )  # fmt: skip
 
 
 class Likely(NamedTuple):
@@ -79,7 +147,7 @@ class _View:
         lib.llama_spec_add_views(self._handle, -1)
 
 
-class Context(Closeable):
+class Context(Owner):
     """Decodes batches of one model, and holds its memory and the rows of the last batch.
 
     One thread at a time: a second one gets BusyError. It keeps its model's weights and its
@@ -108,15 +176,7 @@ class Context(Closeable):
         target: Context | None = None,
         **overrides: Any,
     ) -> None:
-        instance(model, Model, "model", "load one with Model(path)")
-        instance(params, (ContextParams, type(None)), "params")
-        instance(target, (Context, type(None)), "target", "give the context of the target")
-        try:
-            params = replace(params or ContextParams(), **overrides)
-        except TypeError as error:
-            raise ArgumentError(
-                "options", problem=f"are wrong: {error}", expected="fields of ContextParams"
-            ) from None
+        params = replace(params or ContextParams(), **overrides)
         self.model, self.params, self.has_failed = model, params, False
         self.failure: PyllamaSpecError | None = None
         self._adapters: tuple[tuple[Adapter, float], ...] = ()
@@ -128,8 +188,7 @@ class Context(Closeable):
         self._handle = self._open(params, target)
         # Which positions of which sequences it holds.
         self.memory = Memory(self._handle)
-        info = ffi.new("struct llama_spec_context_info *")
-        check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
+        info = self._info()
         self.n_batch, self.n_ubatch = int(info.n_batch), int(info.n_ubatch)
         self.n_rs_seq: int = info.n_rs_seq
         self.n_threads: int = info.n_threads
@@ -168,7 +227,10 @@ class Context(Closeable):
         del layers  # copied by the engine
         name = self.model.path.name
         try:
-            _check_open(code, f"cannot open a context of {self.n_ctx} tokens for {name}")
+            check(code, f"cannot open a context of {self.n_ctx} tokens for {name}")
+        except EngineError as error:
+            lib.llama_spec_context_free(out[0])
+            raise ContextOpenError(str(error)) from None
         except BaseException:
             lib.llama_spec_context_free(out[0])  # it may exist, and Ctrl-C have come since
             raise
@@ -191,21 +253,6 @@ class Context(Closeable):
             sizes += f", n_rs_seq={self.n_rs_seq}"
         state = "closed" if self.is_closed else "open"
         return f"<Context of {self.model.path.name!r}: {sizes}, {self.n_threads} threads, {state}>"
-
-    @property
-    def handle(self) -> Any:
-        """The C handle, for the other modules of engine/."""
-        return self._handle.pointer
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether close() was called."""
-        return self._handle.is_closed
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether the context belongs to the parent process: no call works then."""
-        return self._handle.is_forked
 
     def find_failure(self) -> bool:
         """Updates has_failed after an error, and returns it. Not while another thread computes."""
@@ -238,7 +285,6 @@ class Context(Closeable):
             ForkedError: this process was forked from the one that opened the context.
             EngineError: the engine failed; open the context again.
         """
-        instance(batch, Batch, "batch")
         if batch.max_pos >= self.n_ctx_seq and not self.params.is_window:
             raise ContextFullError(
                 n_tokens=batch.max_pos + 1, n_ctx=self.n_ctx_seq, remedy="shorten the text",
@@ -305,8 +351,6 @@ class Context(Closeable):
         Raises:
             ArgumentError: an adapter was loaded for another model, or a scale is not a number.
         """
-        for adapter, _ in adapters:
-            instance(adapter, Adapter, "adapter", "load one with Adapter(model, path)")
         handles = [adapter.handle for adapter, _ in adapters]
         scales = ffi.new("float[]", [real(scale, "scale") for _, scale in adapters] or [0.0])
         raw = ffi.new("llama_spec_adapter *[]", handles or [ffi.NULL])
@@ -361,12 +405,7 @@ class Context(Closeable):
             ids: [n] int32, the new ids of these rows.
             rows: [n, row_bytes] uint8, contiguous, in the file's format.
         """
-        if not len(slots) == len(ids) == len(rows):
-            raise ArgumentError(
-                "slots", problem=f"are {len(slots)}, ids {len(ids)} and rows {len(rows)}",
-                expected="as many of each",
-            )  # fmt: skip
-        slots, ids = (np.ascontiguousarray(part, np.int32) for part in (slots, ids))
+        slots, ids = np.ascontiguousarray(np.stack((slots, ids)), np.int32)
         code = lib.llama_spec_draft_output_set(
             self._handle.pointer, len(slots), ffi.from_buffer("int32_t[]", slots),
             ffi.from_buffer("int32_t[]", ids), ffi.from_buffer("uint8_t[]", rows), rows.nbytes,
@@ -412,20 +451,11 @@ class Context(Closeable):
             goes_on: called with the draft's index, the token and its probability.
             counterparts: see likeliest().
         """
-        n = len(ids)
-        if not n == len(positions) == len(seqs):
-            raise ArgumentError(
-                "ids", problem=f"are {n}, positions {len(positions)} and sequences {len(seqs)}",
-                expected="as many of each",
-            )  # fmt: skip
         chains = ffi.new("struct llama_spec_chains *")
-        names = {"ids": ids, "pos": positions, "seq": seqs}
-        arrays = {
-            name: ffi.new("int32_t[]", [int32(value, name) for value in values])
-            for name, values in names.items()
-        }
-        chains.n, chains.counterparts = n, self._counterparts(counterparts)
-        chains.ids, chains.pos, chains.seq = arrays["ids"], arrays["pos"], arrays["seq"]
+        rows = list(zip(ids, positions, seqs, strict=True))  # as many of each
+        arrays = [ffi.new("int32_t[]", [row[k] for row in rows]) for k in range(3)]
+        chains.n, chains.counterparts = len(ids), self._counterparts(counterparts)
+        chains.ids, chains.pos, chains.seq = arrays
         self._layer_views.clear()
         self._n_last = 0
         handle, user = self._handle.pointer, ffi.new_handle(goes_on)
@@ -435,13 +465,9 @@ class Context(Closeable):
     def _counterparts(self, ids: npt.NDArray[np.int32] | None) -> Any:
         if ids is None:
             return ffi.NULL
-        n_vocab = self.model.info.n_vocab
-        if ids.shape != (n_vocab,) or ids.dtype != np.int32 or not ids.flags.c_contiguous:
-            raise ArgumentError(
-                "counterparts", problem=f"are {ids.dtype} of shape {ids.shape}",
-                expected=f"int32 of ({n_vocab},)",
-            )  # fmt: skip
-        return ffi.cast("int32_t *", ids.ctypes.data)
+        if ids.size != self.model.info.n_vocab:
+            raise ArgumentError("counterparts", ids, f"{self.model.info.n_vocab} ids")
+        return ffi.from_buffer("int32_t[]", ids)
 
     def layer_input(self, layer: int) -> Rows:
         """The inputs of a layer for every token of the last batch, in the batch's order.
@@ -475,19 +501,20 @@ class Context(Closeable):
         address = int(ffi.cast("uintptr_t", self._row[0]))
         return np.asarray(_View(self.handle, address, shape))
 
+    def _info(self) -> Any:
+        info = ffi.new("struct llama_spec_context_info *")
+        check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
+        return info
+
     @property
     def n_graphs_reused(self) -> int:
         """The number of physical batches that reused the graph of an earlier one."""
-        info = ffi.new("struct llama_spec_context_info *")
-        check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
-        n: int = info.n_graphs_reused
-        return n
+        return int(self._info().n_graphs_reused)
 
     @property
     def thread_use(self) -> ThreadUse:
         """Counts graphs, and those that fewer threads computed because the cores were busy."""
-        info = ffi.new("struct llama_spec_context_info *")
-        check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
+        info = self._info()
         return ThreadUse(info.n_graphs, info.n_with_fewer)
 
     @property
@@ -528,8 +555,111 @@ def _flash_attn(model: Model, params: ContextParams) -> int:
     return -1 if model.is_on_gpu or needs_it else 0
 
 
-def _check_open(code: int, what: str) -> None:
-    try:
-        check(code, what)
-    except EngineError as error:
-        raise ContextOpenError(str(error)) from None
+def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) -> int:
+    """The widest batch whose rows are bit-equal to single ones; 1 if none is.
+
+    Up to FEW_ROWS tokens the CPU backend computes each row in the order of a single one, for all
+    weights, experts, attention, KV cache types, flash attention and splits into physical batches,
+    and beside other sequences: csrc/kernels/ and patches 0011, 0025 and 0027 ensure it, and
+    test_equal_rows.py and test_latent_rows.py of tests/parity test it.
+
+    Args:
+        model: on a GPU, or with another library for matrix products, only 1 is guaranteed.
+        n_seq_max: sequences of the context.
+        kv_unified: whether the sequences share one buffer. Their cells interleave there, which
+            changes the order of sums.
+    """
+    info = system_info()
+    is_plain_cpu = not model.is_on_gpu and not any(name in info for name in _OTHERS)
+    if not is_plain_cpu or any(device.name.startswith("BLAS") for device in devices()):
+        return 1
+    return 1 if kv_unified and n_seq_max > 1 else FEW_ROWS
+
+
+class LayerRows(Sequence[Rows]):
+    """One array per layer, [n, width of the layer] float32, as Context.layer_input() gives them.
+
+    They are the rows of the last batch until the next decode, even if the view is made later.
+    """
+
+    __slots__ = ("_context", "_raw", "first", "layers", "n")
+
+    def __init__(
+        self, context: Context, layers: tuple[int, ...], first: int, n: int, _raw: Any = None
+    ) -> None:
+        self._context, self.layers, self.first, self.n = context, layers, first, n
+        self._raw = ffi.new("int32_t[]", list(layers)) if _raw is None else _raw
+
+    def part(self, first: int, n: int) -> LayerRows:
+        """Rows first .. first + n - 1 of the batch, of the same layers."""
+        return LayerRows(self._context, self.layers, first, n, self._raw)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @overload
+    def __getitem__(self, i: int) -> Rows: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[Rows]: ...
+
+    def __getitem__(self, i: int | slice) -> Rows | list[Rows]:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self.layers)))]
+        return self._context.layer_input(self.layers[i])[self.first : self.first + self.n]
+
+    def copy_to(self, buffer: Rows, at: int) -> None:
+        """Copies the rows of all layers, side by side, in one call.
+
+        Args:
+            buffer: [>= at + n, sum of the layers' widths] float32, contiguous.
+            at: the first row of the buffer to write.
+        """
+        width = sum(map(self._context.model.row_width, self.layers))
+        if buffer.shape[1] != width or not 0 <= at <= len(buffer) - self.n:
+            raise ArgumentError(
+                "buffer", problem=f"has the shape {buffer.shape}",
+                expected=f"room for {self.n} rows of {width} numbers from row {at} on",
+            )  # fmt: skip
+        place = ffi.from_buffer("float[]", buffer) + at * width
+        code = lib.llama_spec_copy_layer_inputs(
+            self._context.handle, self._raw, len(self.layers), self.first, self.n, place
+        )
+        check(code, "cannot copy the layer inputs")
+
+
+def adapters_key(adapters: Sequence[tuple[Adapter, float]]) -> tuple[tuple[str, float], ...]:
+    """A key of adapters, by content and scale. Leaves out those of scale 0."""
+    return tuple((adapter.identity, float(scale)) for adapter, scale in adapters if scale != 0.0)
+
+
+def settings_of(model: Model, params: ContextParams, n_ctx_seq: int, flash_attn: int) -> Settings:
+    """The settings, beside model and adapters, that the memory of a context depends on."""
+    values: dict[str, Any] = {name: getattr(params, name) for name in _SETTINGS}
+    # A quantised V cache exists only with it, whether it was asked for or not.
+    needs_it = params.type_v not in ("f32", "f16", "bf16")
+    values["flash_attn"] = {-1: True if needs_it else None, 0: False}.get(flash_attn, True)
+    # Some models rotate positions differently in contexts that are longer than those of their
+    # training.
+    padded = -(-n_ctx_seq // _CONTEXT_STEP) * _CONTEXT_STEP
+    is_long = padded > _n_ctx_original(model, params)
+    values["n_ctx"] = f"{'beyond' if is_long else 'within'} the length of training"
+    return tuple((name, repr(value)) for name, value in values.items())
+
+
+def _n_ctx_original(model: Model, params: ContextParams) -> int:
+    info = model.info
+    named = model.metadata.get(f"{info.arch}.rope.scaling.original_context_length", "")
+    own = int(named) if named.isdigit() else info.n_ctx_train
+    return params.yarn_orig_ctx or own
+
+
+def first_difference(theirs: Settings, ours: Settings) -> str | None:
+    """The first differing setting, in words; None if all are equal."""
+    known = dict(theirs)
+    for name, value in ours:
+        if known.get(name, value) != value:
+            if name == "adapters":
+                return "other adapters, or other scales of them"
+            return f"{name}={known[name]}, and here it is {value}"
+    return None if len(theirs) == len(ours) else "other settings"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pyllama_spec.engine.binding import check, lib
-from pyllama_spec.engine.checks import one_of, real
+from pyllama_spec.engine.checks import INT32_MAX, check_fields, one_of
 from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.errors import ArgumentError
 
@@ -18,13 +19,21 @@ ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 # The engine's numbers of these names; None is the model's own.
 POOLING = {None: -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 ATTENTION = {None: -1, "causal": 0, "non-causal": 1}
-_BY_NAME = (
+_BY_NAME: tuple[tuple[str, Collection[str | None]], ...] = (
+    ("type_k", KV_TYPES), ("type_v", KV_TYPES),
     ("rope_scaling", ROPE_SCALING), ("pooling", POOLING), ("attention_type", ATTENTION),
 )  # fmt: skip
-_FLAGS = (
-    "offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings", "is_window", "is_head",
-)  # fmt: skip
 _YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"),
+        (1, INT32_MAX),
+    ),
+    **dict.fromkeys(
+        ("n_rs_seq", "n_outputs_max", "yarn_orig_ctx", "rope_freq_base", "rope_freq_scale"),
+        (0, INT32_MAX),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,38 +102,14 @@ class ContextParams:
     is_head: bool = False
 
     def __post_init__(self) -> None:
-        self._check_counts()
-        for name in ("type_k", "type_v"):
-            one_of(getattr(self, name), KV_TYPES, name)
+        check_fields(self, _BOUNDS)
         for name, known in _BY_NAME:
             one_of(getattr(self, name), known, name)
-        for name in ("rope_freq_base", "rope_freq_scale"):
-            real(getattr(self, name), name, 0.0)
-        for name in _YARN:
-            real(getattr(self, name), name)
-        for name in (*_FLAGS, "flash_attn"):
-            value = getattr(self, name)
-            if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
-                raise ArgumentError(name, value, bool)
         if self.flash_attn is False and self.type_v not in UNPACKED:
             raise ArgumentError(
                 "type_v", self.type_v, problem="needs flash attention, and `flash_attn` is off",
                 remedy="leave `flash_attn` out, or choose `type_v=f16`",
             )  # fmt: skip
-        if not isinstance(self.target_layers, (tuple, list)):
-            raise ArgumentError("target_layers", self.target_layers, "a tuple of whole numbers")
-
-    def _check_counts(self) -> None:
-        optional = ("n_ctx", "n_threads", "n_threads_batch")
-        may_be_0 = ("n_rs_seq", "n_outputs_max", "yarn_orig_ctx")
-        for name in ("n_batch", "n_ubatch", "n_seq_max", *optional, *may_be_0):
-            value = getattr(self, name)
-            if value is None and name in optional:
-                continue
-            low = 0 if name in may_be_0 else 1
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-                more = ", or None (of Llama() also 0) for that of the model" * (name == "n_ctx")
-                raise ArgumentError(name, value, f"a whole number from {low} on{more}")
 
     def fill(self, raw: Any) -> None:
         """Writes the parameters, except the layers, to the engine's struct."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32
+from pyllama_spec.engine.closeable import Handle
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
-from pyllama_spec.engine.handle import Handle
 from pyllama_spec.errors import ArgumentError
 
 # The engine checks the number only in files that it writes itself.
@@ -97,8 +97,8 @@ class Memory:
             if "n_stream mismatch" not in str(error):
                 raise
             raise ArgumentError(
-                problem=f"cannot restore sequence {seq}: the state is of a context with another "
-                "`n_parallel`",
+                "state",
+                problem="is of a context with another `n_parallel`",
                 remedy="read the text again",
                 setup="open the model with that number",
             ) from None

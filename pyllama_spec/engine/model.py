@@ -13,20 +13,20 @@ import numpy as np
 
 from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, text
-from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.identity import digest_of, stamp_of
 from pyllama_spec.engine.load_errors import load_error, not_a_model
 from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
 from pyllama_spec.engine.overrides import Override, check_fits, facts_of, raw_overrides
-from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.rpc import server_names
+from pyllama_spec.engine.system import device_names
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import (
     ArgumentError,
     ModelLoadError,
     PyllamaSpecError,
     UnsupportedError,
+    warn,
 )
 from pyllama_spec.gguf.header import check_header
 
@@ -47,7 +47,7 @@ def pyllama_spec_on_progress(fraction: float, user: Any) -> bool:
     return True
 
 
-class Model(Closeable):
+class Model(Owner):
     """A loaded GGUF file. Contexts keep the weights alive, so the model may be closed first.
 
     Args:
@@ -97,8 +97,7 @@ class Model(Closeable):
         kv_overrides: Mapping[str, Override] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError("model_path", path, (str, os.PathLike))
+        instance(path, (str, os.PathLike), "model_path")
         self.path = Path(path)
         self.adapter_lock = threading.Lock()  # of the engine's list of adapters
         self._stamp = stamp_of(self.path)
@@ -110,8 +109,6 @@ class Model(Closeable):
             use_mmap=use_mmap, use_mlock=use_mlock, repack=repack,
             vocab_only=vocab_only, load_mtp=load_mtp,
         )  # fmt: skip
-        if progress is not None and not callable(progress):
-            raise ArgumentError("progress", progress, "a function")
         self._overrides = facts_of(kv_overrides or {})
         self._handle = Handle(
             self._load(params, progress),
@@ -141,14 +138,11 @@ class Model(Closeable):
         start = f"cannot load {self.path}"
         try:
             check(code, start)
-        except PyllamaSpecError as error:
+        except ModelLoadError as error:
             lib.llama_spec_model_free(out[0])
-            told = not_a_model(error, start, self.path) or load_error(
+            raise not_a_model(start, self.path) or load_error(
                 error, start, has_overrides=params.n_overrides > 0
-            )
-            if told is error:
-                raise
-            raise told from None
+            ) from None
         except BaseException:
             lib.llama_spec_model_free(out[0])
             raise
@@ -163,21 +157,6 @@ class Model(Closeable):
             return f"<Model {self.path.name!r}, closed>"
         place = f", on {in_words(self.placement)}" if self.placement else ""
         return f"<Model {self.path.name!r}: {self.description}{place}, open>"
-
-    @property
-    def handle(self) -> Any:
-        """The C handle, for the other modules of engine/."""
-        return self._handle.pointer
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether close() was called."""
-        return self._handle.is_closed
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether the model belongs to the parent process."""
-        return self._handle.is_forked
 
     @property
     def refusal(self) -> PyllamaSpecError | None:
@@ -304,7 +283,6 @@ class Model(Closeable):
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context."""
-        instance(target, Model, "target", "load one with Model(path)")
         code = lib.llama_spec_model_check_draft(self.handle, target.handle)
         check(code, f"{self.path.name} cannot draft for {target.path.name}")
 
@@ -320,7 +298,6 @@ class Model(Closeable):
             ArgumentError: a layer does not exist.
             UnsupportedError: the architecture does not expose it; the message gives the reason.
         """
-        instance(layers, Sequence, "layers")
         ids = ffi.new("int32_t[]", [int32(layer, "layer") for layer in layers] or [0])
         code = lib.llama_spec_model_probe_layers(self.handle, ids, len(layers))
         check(code, f"cannot take layer inputs {list(layers)} of {self.path.name}")
@@ -328,10 +305,6 @@ class Model(Closeable):
     def row_width(self, layer: int) -> int:
         """The width of a row of a layer's inputs, or of HEAD_ROWS."""
         return self.info.n_embd_out if layer == HEAD_ROWS else self.info.n_embd
-
-    def close(self) -> None:
-        """Releases the weights; the last context frees them. May be called twice."""
-        self._handle.close()
 
 
 def most_heads(arch: str) -> int:
@@ -394,3 +367,37 @@ def _name_places(
     params.devices, params.n_devices = raw_names, len(names)
     params.servers, params.n_servers = raw_servers, len(servers)
     return names, servers, raw_names, raw_servers
+
+
+def placement(handle: Any) -> dict[str, int]:
+    """The number of layers by device, the output included; {} for a vocabulary."""
+    layers: dict[str, int] = {}
+    name, n_layers = ffi.new("char **"), ffi.new("int32_t *")
+    while True:
+        code = lib.llama_spec_model_device(handle, len(layers), name, n_layers)
+        check(code, "cannot read where the layers lie")
+        if name[0] == ffi.NULL:
+            return layers
+        layers[ffi.string(name[0]).decode(errors="replace")] = n_layers[0]
+
+
+def in_words(placed: dict[str, int]) -> str:
+    """The placement in words: "the CPU", "Vulkan0", "CPU 12 layers, Vulkan0 19"."""
+    if len(placed) == 1:
+        only = next(iter(placed))
+        return "the CPU" if only == "CPU" else only
+    first, *rest = (f"{name} {n}" for name, n in placed.items())
+    return ", ".join([f"{first} layers", *rest])
+
+
+def warn_of_fewer(name: str, n_gpu_layers: int, n_placed: int, n_layers: int) -> None:
+    """Warns if fewer layers are on devices than requested."""
+    n_wanted = n_layers if n_gpu_layers < 0 else min(n_gpu_layers, n_layers)
+    if n_placed >= n_wanted:
+        return
+    why = "" if lib.llama_spec_supports_gpu() else ": this build finds no GPU (see doctor)"
+    where = "all are on the CPU" if not n_placed else f"{n_placed} of them are there"
+    warn(
+        f"`n_gpu_layers={n_gpu_layers}` puts {n_wanted} layers of {name} on a device, "
+        f"but {where}{why}",
+    )

@@ -48,7 +48,7 @@ def quantize(
         raise ModelLoadError(why_not)
     if target.exists() and target.samefile(source):
         raise ArgumentError(
-            "out_path", str(target), problem="is the input itself", remedy="give another"
+            "out_path", target, problem="is the input itself", remedy="give another"
         )
     try:
         with whole_file(target) as part:

@@ -15,8 +15,7 @@ from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, last_error, lib
 from pyllama_spec.engine.checks import count, real, text
-from pyllama_spec.engine.placement import device_names
-from pyllama_spec.engine.system import Device, bounded_n_threads, devices
+from pyllama_spec.engine.system import Device, bounded_n_threads, device_names, devices
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 DEFAULT_PORT = 50052

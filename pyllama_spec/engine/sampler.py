@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,20 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import (
-    FLOAT32_MAX,
-    boolean,
-    count,
-    flag,
-    instance,
-    int32,
-    integer,
-    real,
-)
-from pyllama_spec.engine.checks import text as checked_text
+from pyllama_spec.engine.checks import FLOAT32_MAX, INT32_MAX, check_fields, int32
+from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 
@@ -115,23 +105,18 @@ class SamplerParams:
     grammar_skips_thoughts: bool = False
 
     def __post_init__(self) -> None:
-        _check_floats(self)
-        for name in (
-            "shared_noise", "ignore_eos", "thought_is_open", "grammar_skips_thoughts",
-        ):  # fmt: skip
-            object.__setattr__(self, name, boolean(getattr(self, name), name))
-        _check_thoughts(self)
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ArgumentError(name, value, f"{low} to {high}")
-        is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
-        if self.seed is not None and not (is_int and 0 <= self.seed < 2**32):
-            raise ArgumentError("seed", self.seed, f"a whole number from 0 to {2**32 - 1}")
+        check_fields(self, _BOUNDS)
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
-        _check_texts(self)
+        _check_thoughts(self)
         _check_bias(self.logit_bias)
+        n_kib = len(self.grammar or "") >> 10
+        if n_kib > MAX_GRAMMAR_KIB:
+            raise UnsupportedError(
+                f"of {n_kib:,} KiB is too large, since each token would take seconds",
+                param="grammar", expected=f"at most {MAX_GRAMMAR_KIB:,} KiB",
+                remedy="give fewer or shorter values, or check the text afterwards",
+            )  # fmt: skip
 
     @property
     def is_greedy(self) -> bool:
@@ -153,68 +138,20 @@ class SamplerParams:
 MIN_TEMPERATURE = 1e-6
 _MAX_BIAS = 1e20
 
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0, 1e4), ("top_k", -1, 2**31 - 1), ("top_p", 0, 1), ("min_p", 0, 1),
-    ("typical_p", 0, 1), ("min_keep", 0, 2**31 - 1), ("penalty_last_n", -1, 2**31 - 1),
-    ("repeat_penalty", 1e-6, 1e4), ("frequency_penalty", -1e6, 1e6),
-    ("presence_penalty", -1e6, 1e6), ("dry_penalty_last_n", -1, 2**31 - 1),
-    ("dry_allowed_length", 0, 2**31 - 1), ("xtc_probability", 0, 1), ("xtc_threshold", 0, 1),
-    ("mirostat", 0, 2), ("min_tokens", 0, 2**31 - 1),
-)  # fmt: skip
-
-# The largest value that the engine's float32 holds.
-_MOST = 3e38
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 1e4), "top_k": (-1, INT32_MAX), "top_p": (0, 1), "min_p": (0, 1),
+    "typical_p": (0, 1), "min_keep": (0, INT32_MAX), "penalty_last_n": (-1, INT32_MAX),
+    "repeat_penalty": (1e-6, 1e4), "frequency_penalty": (-1e6, 1e6),
+    "presence_penalty": (-1e6, 1e6), "dry_penalty_last_n": (-1, INT32_MAX),
+    "dry_allowed_length": (0, INT32_MAX), "xtc_probability": (0, 1), "xtc_threshold": (0, 1),
+    "mirostat": (0, 2), "min_tokens": (0, INT32_MAX), "seed": (0, 2**32 - 1),
+    "thought_budget": (0, INT32_MAX),
+}  # fmt: skip
 # The C struct has the same names; annotations are texts here.
-_FLOATS = tuple(f.name for f in fields(SamplerParams) if f.type == "float")
-_INTS = tuple(f.name for f in fields(SamplerParams) if f.type == "int")
-
-
-def _check_floats(params: SamplerParams) -> None:
-    for name in _FLOATS:
-        value = getattr(params, name)
-        if not isinstance(value, (int, float)) and hasattr(value, "__float__"):  # NumPy's
-            value = real(value, name)
-            object.__setattr__(params, name, value)
-        if not isinstance(value, (int, float)) or abs(real(value, name)) > _MOST:
-            raise ArgumentError(name, value, f"a number below {_MOST:g}")
-    for name in _INTS:
-        value = getattr(params, name)
-        if not isinstance(value, int) and hasattr(value, "__index__"):
-            value = integer(value, name)
-            object.__setattr__(params, name, value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ArgumentError(name, value, int)
-
-
-def _check_texts(params: SamplerParams) -> None:
-    for name in ("dry_breakers", "grammar_triggers", "bad_words", "thought_tags"):
-        values = getattr(params, name)
-        if isinstance(values, str) or not isinstance(values, Sequence):
-            raise ArgumentError(name, values, "a tuple of texts")
-        for value in values:
-            checked_text(value, name)
-    for name in (
-        "grammar_trigger_tokens", "grammar_prefill", "stop_token_ids", "thought_close",
-    ):  # fmt: skip
-        ids = getattr(params, name)
-        if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
-            raise ArgumentError(name, ids, "a tuple of ids")
-        for token in ids:
-            int32(token, name)
-    if params.grammar is not None:
-        n_kib = len(checked_text(params.grammar, "grammar")) >> 10
-        if n_kib > MAX_GRAMMAR_KIB:
-            raise UnsupportedError(
-                f"the grammar, or that of the schema, has {n_kib:,} KiB; {MAX_GRAMMAR_KIB:,} are "
-                "the most, since each token would take seconds. Give fewer or shorter values, or "
-                "check the text afterwards"
-            )
-        checked_text(params.grammar_root, "grammar_root")
+_NUMBERS = tuple(f.name for f in fields(SamplerParams) if f.type in ("float", "int"))
 
 
 def _check_thoughts(params: SamplerParams) -> None:
-    if params.thought_budget is not None:
-        count(params.thought_budget, "thought_budget")
     if params.thought_budget is None and not params.grammar_skips_thoughts:
         return
     if len(params.thought_tags) < 2 or not all(params.thought_tags):
@@ -229,8 +166,6 @@ def _check_thoughts(params: SamplerParams) -> None:
 
 
 def _check_bias(bias: Mapping[int, float]) -> None:
-    if not isinstance(bias, Mapping):
-        raise ArgumentError("logit_bias", bias, "a mapping of ids to numbers")
     for token, value in bias.items():
         int32(token, "logit_bias")
         # -inf forbids a token; +inf would leave nothing to choose from, as NaN does.
@@ -281,7 +216,7 @@ def _with_place(message: str) -> str:
     return f"{found[1]} at {rest[:40]!r}" if rest else f"{found[1]} at the end of the grammar"
 
 
-class Sampler:
+class Sampler(Owner):
     """A sampler chain with its state: random numbers, penalty history, grammar position.
 
     sample() does not advance penalties or grammar; accept() does, and only over tokens that are
@@ -293,8 +228,6 @@ class Sampler:
     """
 
     def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
-        instance(model, Model, "model", "load one with Model(path)")
-        instance(params, (SamplerParams, type(None)), "params")
         self.model, self.params = model, params or SamplerParams()
         self.seed = _any_seed() if self.params.seed is None else self.params.seed
         raw, keep = self._raw_params(self.params, _engine_seed(self.seed))
@@ -304,7 +237,7 @@ class Sampler:
         try:
             check(code, "cannot make the sampler")
         except ArgumentError as error:
-            raise ArgumentError("grammar", problem=_with_place(error.problem)) from None
+            raise error.copied(problem=_with_place(error.problem)) from None
         self._adopt(out[0])
 
     def _adopt(self, handle: Any) -> None:
@@ -325,49 +258,46 @@ class Sampler:
     @staticmethod
     def _raw_params(params: SamplerParams, seed: int) -> tuple[Any, list[Any]]:
         raw = ffi.new("struct llama_spec_sampler_params *")
-        for name in (*_FLOATS, *_INTS):
+        for name in _NUMBERS:
             setattr(raw, name, getattr(params, name))
         raw.seed, raw.shared_noise = seed, params.shared_noise
         keep: list[Any] = []
 
+        def made(kind: str, values: Any) -> Any:
+            keep.append(ffi.new(kind, values))
+            return keep[-1]
+
         def text(value: str) -> Any:
-            keep.append(ffi.new("char[]", value.encode()))
-            return keep[-1]
+            return made("char[]", value.encode())
 
-        def texts(values: Sequence[str]) -> Any:
-            keep.append(ffi.new("char *[]", [text(value) for value in values]))
-            return keep[-1]
+        def texts(name: str, values: Sequence[str]) -> None:
+            setattr(raw, name, made("char *[]", [text(value) for value in values]))
+            setattr(raw, f"n_{name}", len(values))
 
-        def ids(values: Sequence[int]) -> Any:
-            keep.append(ffi.new("int32_t[]", [int(value) for value in values] or [0]))
-            return keep[-1]
+        def ids(name: str, values: Iterable[int]) -> None:
+            listed = list(values)
+            setattr(raw, name, made("int32_t[]", listed or [0]))
+            setattr(raw, f"n_{name}", len(listed))
 
-        raw.dry_breakers, raw.n_dry_breakers = texts(params.dry_breakers), len(params.dry_breakers)
+        texts("dry_breakers", params.dry_breakers)
+        texts("bad_words", params.bad_words)
+        ids("stop_ids", params.stop_token_ids)
+        raw.ignore_ends = params.ignore_eos
         if params.logit_bias:
-            keep.append(ffi.new("int32_t[]", [int(i) for i in params.logit_bias]))
-            raw.bias_ids = keep[-1]
-            keep.append(ffi.new("float[]", [float(x) for x in params.logit_bias.values()]))
-            raw.bias = keep[-1]
+            raw.bias_ids = made("int32_t[]", list(params.logit_bias))
+            raw.bias = made("float[]", list(params.logit_bias.values()))
             raw.n_bias = len(params.logit_bias)
         if params.grammar is not None:
             raw.grammar, raw.grammar_root = text(params.grammar), text(params.grammar_root)
-            raw.grammar_triggers = texts(params.grammar_triggers)
-            raw.n_grammar_triggers = len(params.grammar_triggers)
-            raw.trigger_tokens = ids(params.grammar_trigger_tokens)
-            raw.n_trigger_tokens = len(params.grammar_trigger_tokens)
-            raw.grammar_prefill = ids(params.grammar_prefill)
-            raw.n_grammar_prefill = len(params.grammar_prefill)
-        raw.ignore_ends = params.ignore_eos
-        raw.stop_ids, raw.n_stop_ids = ids(params.stop_token_ids), len(params.stop_token_ids)
-        raw.bad_words, raw.n_bad_words = texts(params.bad_words), len(params.bad_words)
+            texts("grammar_triggers", params.grammar_triggers)
+            ids("trigger_tokens", params.grammar_trigger_tokens)
+            ids("grammar_prefill", params.grammar_prefill)
         raw.thought_budget = -1 if params.thought_budget is None else params.thought_budget
         if params.thought_tags:
             raw.thought_start = text(params.thought_tags[0])
-            raw.thought_ends = texts(params.thought_tags[1:])
-            raw.n_thought_ends = len(params.thought_tags) - 1
+            texts("thought_ends", params.thought_tags[1:])
+            ids("thought_close", params.thought_close)
             raw.thought_is_open = params.thought_is_open
-            raw.thought_close = ids(params.thought_close)
-            raw.n_thought_close = len(params.thought_close)
             raw.grammar_skips_thoughts = params.grammar_skips_thoughts
         return raw, keep
 
@@ -383,20 +313,9 @@ class Sampler:
             lib.llama_spec_sampler_skips_grammar(self.handle)
         )
 
-    @property
-    def handle(self) -> Any:
-        """The C handle."""
-        return self._handle.pointer
-
     def sample(self, context: Context, i: int) -> int:
         """Draws a token from the logits of token i of the context's last batch."""
-        try:
-            code = lib.llama_spec_sample(self.handle, context.handle, i, self._id)
-        except (AttributeError, TypeError, ValueError, OverflowError):
-            instance(context, Context, "context")
-            int32(i, "row")
-            raise
-        check(code, "cannot sample")
+        check(lib.llama_spec_sample(self.handle, context.handle, i, self._id), "cannot sample")
         token: int = self._id[0]
         return token
 
@@ -415,15 +334,10 @@ class Sampler:
             n = self.model.info.n_vocab
             self._candidates = np.empty(n, np.int32), np.empty(n, np.float32)
         ids, logits = self._candidates
-        try:
-            code = lib.llama_spec_candidates(
-                self.handle, context.handle, i, ffi.from_buffer("int32_t[]", ids),
-                ffi.from_buffer("float[]", logits), self._id,
-            )  # fmt: skip
-        except (AttributeError, TypeError, ValueError, OverflowError):
-            instance(context, Context, "context")
-            int32(i, "row")
-            raise
+        code = lib.llama_spec_candidates(
+            self.handle, context.handle, i, ffi.from_buffer("int32_t[]", ids),
+            ffi.from_buffer("float[]", logits), self._id,
+        )  # fmt: skip
         check(code, "cannot sample")
         n = self._id[0]
         return Distribution.of_logits(ids[:n].copy(), logits[:n])
@@ -446,22 +360,14 @@ class Sampler:
             PyllamaSpecError: a row has no logits, or no token is allowed. The error's
                 partial_tokens holds what was accepted before.
         """
-        try:
-            n = len(draft)
-            if n >= len(self._chain):
-                self._make_room(2 * n)
-            if n:
-                self._draft[0:n] = draft
-            code = lib.llama_spec_sample_chain(
-                self.handle, context.handle, row, self._draft, n, self._chain, self._n_chain
-            )
-        except (AttributeError, TypeError, ValueError, OverflowError):
-            instance(context, Context, "context")
-            int32(row, "row")
-            instance(draft, Sequence, "draft")
-            for token in draft:
-                int32(token, "draft")
-            raise
+        n = len(draft)
+        if n >= len(self._chain):
+            self._make_room(2 * n)
+        if n:
+            self._draft[0:n] = draft
+        code = lib.llama_spec_sample_chain(
+            self.handle, context.handle, row, self._draft, n, self._chain, self._n_chain
+        )
         tokens: list[int] = ffi.unpack(self._chain, self._n_chain[0])
         if code < 0:
             try:
@@ -484,14 +390,7 @@ class Sampler:
 
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
         """Draws a token from a given row: [n_vocab] float32, contiguous."""
-        try:
-            row = np.ascontiguousarray(logits, dtype=np.float32)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise ArgumentError("logits", logits, f"a row of numbers: {error}") from None
-        if row.ndim != 1:
-            raise ArgumentError(
-                "logits", problem=f"have the shape {row.shape}", expected="(n_vocab,)"
-            )
+        row = np.ascontiguousarray(logits, dtype=np.float32)
         pointer = ffi.cast("float *", row.ctypes.data)
         code = lib.llama_spec_sample_row(self.handle, pointer, row.size, self._id)
         check(code, "cannot sample")
@@ -500,12 +399,7 @@ class Sampler:
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         """Advances penalties and grammar over a token; the grammar ignores a prompt's tokens."""
-        try:
-            code = lib.llama_spec_sampler_accept(self.handle, token, generated)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            int32(token, "token")
-            flag(generated, "generated")
-            raise
+        code = lib.llama_spec_sampler_accept(self.handle, token, generated)
         check(code, "cannot accept a token (reset the sampler, or give one that it allows)")
 
     def reset(self) -> None:
@@ -520,7 +414,3 @@ class Sampler:
         copy.model, copy.params, copy.seed = self.model, self.params, self.seed
         copy._adopt(out[0])
         return copy
-
-    def close(self) -> None:
-        """Frees the chain. May be called twice."""
-        self._handle.close()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib, module_file
-from pyllama_spec.errors import warn
+from pyllama_spec.engine.checks import text
+from pyllama_spec.errors import ArgumentError, warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,19 @@ def devices() -> tuple[Device, ...]:
         if name[0] == ffi.NULL:
             return tuple(all_devices)
         all_devices.append(Device(_text(name[0]), _text(description[0]), free[0], total[0]))
+
+
+def device_names(devices: Sequence[str] | None) -> list[Any]:
+    """The device names as a C array; keep it while the engine reads it."""
+    if devices is None:
+        return []
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence):
+        raise ArgumentError(
+            "devices", devices, "a list of names", "`pyllama-spec doctor` lists them"
+        )
+    if not devices:
+        raise ArgumentError("devices", devices, "a name", "give None for all, or `n_gpu_layers=0`")
+    return [ffi.new("char[]", text(name, "devices").encode()) for name in devices]
 
 
 def backends() -> dict[str, int]:
@@ -138,7 +152,7 @@ def bounded_n_threads(n_threads: int | None) -> int:
     n_cores = max(len(usable) if usable is not None else os.cpu_count() or 1, 1)
     if n_threads > n_cores:
         warn(
-            f"n_threads={n_threads}: this process may use {n_cores} "
+            f"`n_threads={n_threads}`: this process may use {n_cores} "
             f"core{'s' * (n_cores > 1)}, so the context gets as many threads; more would only wait "
             "for one another",
         )

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import flag, instance, int32
-from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.checks import instance, int32
+from pyllama_spec.engine.closeable import Handle
 from pyllama_spec.errors import ArgumentError
 
 _INT32_MIN = -(2**31)
@@ -72,9 +72,7 @@ class Vocab:
                 pre-tokenizer.
             EngineError: the vocabulary has no token for a part of the text.
         """
-        instance(text, (str, bytes, bytearray), "the text")
-        flag(add_special, "add_special")
-        flag(parse_special, "parse_special")
+        instance(text, (str, bytes, bytearray), "text")  # bytes(5) would be five of zero
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
         if len(data) > _MAX_TEXT_BYTES:
             raise ArgumentError(
@@ -131,11 +129,8 @@ class Vocab:
         Raises:
             ArgumentError: the id is outside the vocabulary.
         """
-        known = self._special_pieces if special is True else self._pieces
-        try:
-            cached = known.get(token)
-        except TypeError:  # a list, for example
-            cached = None
+        known = self._special_pieces if special else self._pieces
+        cached = known.get(token)
         if cached is None:
             cached = self._read_piece(token, special)
             known[token] = cached
@@ -143,7 +138,6 @@ class Vocab:
 
     def _read_piece(self, token: int, special: bool) -> bytes:
         size = 64
-        flag(special, "special")
         token = int32(token, "token")
         for _ in range(2):
             buf: Any = ffi.new("char[]", size)
@@ -157,11 +151,7 @@ class Vocab:
 
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a run of tokens."""
-        try:
-            ids = iter(tokens)  # not listed: the first that is none ends it
-        except TypeError:
-            raise ArgumentError("tokens", tokens, "a sequence of ids") from None
-        return b"".join(self.piece(token, special=special) for token in ids)
+        return b"".join(self.piece(token, special=special) for token in tokens)
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation, such as EOS or EOT."""

@@ -74,7 +74,7 @@ class BaseLlamaCache(ABC):
 
     def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
         if not isinstance(capacity_bytes, int) or capacity_bytes < 0:
-            raise ArgumentError(f"capacity_bytes={capacity_bytes!r} is not a number of bytes")
+            raise ArgumentError("capacity_bytes", capacity_bytes, "a number of bytes")
         self.capacity_bytes = capacity_bytes
 
     @property

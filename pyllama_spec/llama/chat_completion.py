@@ -21,7 +21,7 @@ from pyllama_spec.chat.template import (
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.checks import one_of
-from pyllama_spec.errors import ArgumentError, UnsupportedError, warn
+from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, warn
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.requests.options import EFFORTS, RequestOptions
 
@@ -166,9 +166,7 @@ class Chats:
         is_written = isinstance(wanted, Mapping) and wanted.get("type") in ("regex", "grammar")
         schema = None if is_written else schema_of(own.pop("response_format", None))
         if request.tools and request.choice != "none" and ("grammar" in own or is_written):
-            raise ArgumentError(
-                "give grammar or tools, not both: calls have a grammar of their own"
-            )
+            raise both_given("grammar", "tools")
         if self._tools is None:
             from pyllama_spec.chat.tools import ToolChats
 
@@ -176,9 +174,11 @@ class Chats:
         which = own.get("continue_final_message")
         if own.get("add_generation_prompt") is False and not which:
             raise ArgumentError(
-                "add_generation_prompt=False without continue_final_message is for chats without "
-                "tools and reasoning_format: their answers are read from their beginning"
-            )
+                "add_generation_prompt", False, problem="without `continue_final_message` is for "
+                "chats "
+                "without `tools` and `reasoning_format`: their answers are read from their "
+                "beginning",
+            )  # fmt: skip
         name = field_to_continue(messages, which) if which else None
         rendered, reader = self._tools.begin(messages, request, variables, schema, name)
         self._check_fits(rendered)
@@ -232,8 +232,10 @@ def options_for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
         value = more.get(name)
         if value is not None and value != _FIELDS[name].default:
             raise UnsupportedError(
-                f"{name}={value!r:.60}: a chat_handler answers the chats of this Llama and does "
-                "not have this option; omit it"
+                "is no option of the `chat_handler` of this Llama",
+                param=name,
+                value=value,
+                remedy="omit it",
             )
     limit = more.get("max_completion_tokens")
     return {} if limit is None else {"max_tokens": limit}
@@ -292,9 +294,9 @@ class ThoughtTags:
         for name in OF_CHATS:
             if getattr(request, name) is not None:
                 raise ArgumentError(
-                    f"{name}={getattr(request, name)!r} applies to chats only; pass it to "
-                    "create_chat_completion(), or leave it out"
-                )
+                    name, getattr(request, name), problem="applies to chats only",
+                    remedy="pass it to create_chat_completion(), or leave it out",
+                )  # fmt: skip
         if request.thinking_token_budget is None or request.thought_close:
             return request
         tags = self.of_template(template().source)
@@ -318,8 +320,10 @@ class ThoughtTags:
             if unread == "none":
                 return replace(request, response_format=None, thinking_token_budget=None)
             raise UnsupportedError(
-                f"reasoning_effort={unread!r}: the model's chat template marks no thoughts and "
-                "reads no effort; leave it out"
+                "is not for this model: its chat template marks no thoughts and reads no effort",
+                param="reasoning_effort",
+                value=unread,
+                remedy="leave it out",
             )
         if request.thinking_token_budget is None:
             return request
@@ -334,8 +338,10 @@ class ThoughtTags:
         """
         if not tags:
             raise UnsupportedError(
-                f"thinking_token_budget={request.thinking_token_budget}: the model's chat template "
-                "marks no thoughts, so none can be bounded; leave it out, or set max_tokens"
+                "is not for this model: its chat template marks no thoughts",
+                param="thinking_token_budget",
+                value=request.thinking_token_budget,
+                remedy="leave it out, or set `max_tokens`",
             )
         return replace(
             request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),
@@ -358,7 +364,7 @@ class ThoughtTags:
                 self._known[source] = str(error)
         known = self._known[source]
         if isinstance(known, str):
-            raise ArgumentError(known)
+            raise ArgumentError(problem=known)
         return known
 
 

@@ -235,7 +235,9 @@ HANDLERS: dict[str, ChatHandler] = {}
 def named_format(name: str) -> NamedFormat | None:
     """The chat format of a name."""
     if name in _REFUSED:
-        raise UnsupportedError(f"chat_format={name!r} is not supported: {_REFUSED[name]}")
+        raise UnsupportedError(
+            "is not supported", param="chat_format", value=name, remedy=_REFUSED[name]
+        )
     return FORMATS.get(name)
 
 
@@ -247,7 +249,7 @@ def register_chat_completion_handler(
     def register(handler: ChatHandler) -> ChatHandler:
         if not overwrite and (name in HANDLERS or name in FORMATS):
             raise ArgumentError(
-                f"a chat format {name!r} exists already; overwrite=True replaces it"
+                "name", name, problem="exists already", remedy="`overwrite=True` replaces it"
             )
         HANDLERS[name] = handler
         return handler

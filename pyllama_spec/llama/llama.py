@@ -1337,9 +1337,7 @@ def _downloaded(
             "from_pretrained needs the package huggingface_hub: pip install pyllama_spec[hub]"
         ) from None
     if not isinstance(patterns[0], str):
-        raise ArgumentError(
-            f"filename={patterns[0]!r} is not the name or pattern of a file in {repo_id}"
-        )
+        raise ArgumentError("filename", patterns[0], f"the name or pattern of a file in {repo_id}")
     entries = hub.HfFileSystem().ls(repo_id, recursive=True)
     listed = [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
     names = [str(PurePosixPath(path).relative_to(repo_id)) for path in listed]
@@ -1357,8 +1355,9 @@ def _one_of(names: Sequence[str], pattern: str, repo_id: str) -> str:
     more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
     which = "several files fit" if fitting else "there is no file"
     raise ArgumentError(
-        f"{repo_id}: {which} {pattern!r}; there are {', '.join(shown[:_MAX_SHOWN])}{more}"
-    )
+        "filename", pattern, f"one of {', '.join(shown[:_MAX_SHOWN])}{more}",
+        problem=f"{which} in {repo_id}",
+    )  # fmt: skip
 
 
 # What a program may have set since the model was opened, beside the chat format and the seeds.

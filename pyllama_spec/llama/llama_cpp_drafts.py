@@ -12,7 +12,7 @@ from pyllama_spec.drafters import Draft, Drafter, DraftRequest, PromptLookup
 from pyllama_spec.drafters.base import NO_DRAFT, name_of_code
 from pyllama_spec.drafters.registry import known_drafts
 from pyllama_spec.engine.checks import count
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError, both_given
 
 Ids = npt.NDArray[np.intc]
 # What one draft may have at most; a verify batch is exact up to 32 rows.
@@ -77,7 +77,7 @@ class _Called(Drafter):
 def drafter_of(draft_model: object, draft: object = None) -> Drafter:
     """The drafter for a draft model of llama-cpp-python."""
     if draft is not None:
-        raise ArgumentError("give draft or draft_model, not both")
+        raise both_given("draft", "draft_model")
     if isinstance(draft_model, Drafter):
         return draft_model
     if isinstance(draft_model, LlamaPromptLookupDecoding):
@@ -85,10 +85,10 @@ def drafter_of(draft_model: object, draft: object = None) -> Drafter:
         return PromptLookup(max_ngram=draft_model.max_ngram_size, min_ngram=1, max_draft=n)
     if hasattr(draft_model, "create_completion"):
         # It can be called, and gives an answer in place of ids.
-        raise ArgumentError(f"draft_model= takes no open model; {known_drafts()}")
+        raise ArgumentError("draft_model", problem="takes no open model", remedy=known_drafts())
     if callable(draft_model) and not isinstance(draft_model, type):
         return _Called(draft_model)
     raise ArgumentError(
-        f"draft_model={shown(draft_model)} is not a draft; give a LlamaPromptLookupDecoding(), a "
-        'LlamaDraftModel, or draft="prompt-lookup", a path or a Drafter'
-    )
+        "draft_model", draft_model, "a LlamaPromptLookupDecoding() or a LlamaDraftModel",
+        '`draft` takes "prompt-lookup", a path or a Drafter',
+    )  # fmt: skip

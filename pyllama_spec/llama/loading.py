@@ -34,7 +34,7 @@ from pyllama_spec.engine import (
 )
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.closeable import closed_on_failure
-from pyllama_spec.engine.exactness import FEW_ROWS
+from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.engine.model import Progress, check_arguments
 from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import (
@@ -71,23 +71,25 @@ def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None
     return both
 
 
+_WITH_TARGET = "open the target as `model_path`, and give this file as `draft`"
+
+
 def check_target(model: Model) -> None:
     """Refuses models that cannot generate text alone."""
     info, name = model.info, model.path.name
     if info.is_head_alone:
         raise UnsupportedError(
-            f"{name} holds an MTP head of kind {info.arch!r} alone: it needs its target. Open the "
-            "target as model_path= and give this file as draft="
+            f"{name} holds an MTP head of kind {info.arch!r} alone: it needs its target",
+            remedy=_WITH_TARGET,
         )
     if info.n_target_layers or is_draft(info.arch):
         raise UnsupportedError(
-            f"{name} is a draft of kind {info.arch!r}: it needs its target. Open the target as "
-            f"model_path= and give this file as draft="
+            f"{name} is a draft of kind {info.arch!r}: it needs its target", remedy=_WITH_TARGET
         )
     if model.is_encoder:
         raise UnsupportedError(
-            f"{name} ({info.arch}) is an encoder: it does not generate text; Llama(embedding=True) "
-            "gives its embeddings"
+            f"{name} ({info.arch}) is an encoder: it does not generate text",
+            setup="`embedding=True` gives its embeddings",
         )
     if info.has_encoder:
         raise UnsupportedError(
@@ -127,8 +129,9 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
     n = count(n_parallel, "n_parallel", 1, _MAX_PARALLEL)
     if n > params.n_batch:
         raise ArgumentError(
-            f"n_parallel={n} is more than n_batch={params.n_batch}: a round takes at least a token "
-            "of each request"
+            "n_parallel",
+            n,
+            f"at most `n_batch={params.n_batch}`: a round takes a token of each request",
         )
 
 
@@ -215,9 +218,9 @@ def _check_is_free(drafter: Drafter) -> None:
     attached = drafter.attached_to
     if attached is not None and not attached.is_closed:
         raise ArgumentError(
-            f"the drafter {drafter.name!r} drafts for another open model: close that "
-            "one, or make a drafter for each"
-        )
+            "draft", problem=f"drafts for another open model ({drafter.name!r})",
+            remedy="close that one, or make a drafter for each",
+        )  # fmt: skip
 
 
 def _sizes_to_reduce(params: ContextParams) -> list[str]:

@@ -17,14 +17,12 @@ from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter, Batch, Model
 from pyllama_spec.engine.checks import instance, real
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.exactness import FEW_ROWS
-from pyllama_spec.engine.memory_settings import Settings, first_difference
+from pyllama_spec.engine.context import FEW_ROWS, Settings, first_difference
 from pyllama_spec.errors import (
     ArgumentError,
     ContextFullError,
     PyllamaSpecError,
     UnsupportedError,
-    shown,
 )
 from pyllama_spec.requests.options import RequestOptions, check_seed
 from pyllama_spec.requests.run import Request, Run
@@ -132,7 +130,7 @@ def _pairs(adapters: Any) -> list[tuple[Any, Any]]:
         return [(one, scale) for one, scale in adapters]
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"adapters={shown(adapters)} are not pairs of a file or an Adapter and its scale"
+            "adapters", adapters, "pairs of a file or an Adapter and its scale"
         ) from None
 
 
@@ -254,9 +252,9 @@ class OpenModel(Closeable):
         """Prepares a request. It draws its seed now, in the order of the calls."""
         if request.n > 1:
             raise ArgumentError(
-                f"n={request.n}: a generation has one answer; create_completion() and "
-                "create_chat_completion() give several, or make a generation for each"
-            )
+                "n", request.n, "1, as a generation has one answer",
+                "create_completion() and create_chat_completion() give several",
+            )  # fmt: skip
         seed = self.seeds.draw() if request.seed is None else None
         self.n_back = None
         asked = Request(tuple(tokens), request, seed, last_n, by_token, self.adapters)
@@ -365,11 +363,11 @@ class OpenModel(Closeable):
     def load_state(self, state: LlamaState) -> None:
         """Restores a saved state; the next request with its prefix does not read that again."""
         if not isinstance(state, LlamaState):
-            raise ArgumentError(f"load_state takes a result of save_state, not {shown(state)}")
+            raise ArgumentError("state", state, "a result of save_state()")
         adapters = self.adapters
         misfit = self._misfit(state, adapters)
         if misfit is not None:
-            raise ArgumentError(f"{misfit}: read the text again")
+            raise ArgumentError("state", problem=misfit, remedy="read the text again")
         runtime = self.runtime
         n_ctx = runtime.context.n_ctx_seq
         if state.n_decoded > n_ctx:

@@ -381,11 +381,13 @@ class OpenOptions:
             if one.numbers is None and one.name != "controller":  # those are checked where used
                 checked(one, getattr(self, one.name))
         if self.numa:
-            warn(f"numa={shown(self.numa)} has no effect here")
+            warn(f"`numa={shown(self.numa)}` has no effect here")
         if self.tokenizer is not None and not getattr(self.tokenizer, "is_of_the_model", False):
             raise UnsupportedError(
-                f"tokenizer={shown(self.tokenizer)}: tokenizers other than the model's own "
-                "vocabulary are not supported by this version; leave it out"
+                "is not the model's own vocabulary",
+                param="tokenizer",
+                value=self.tokenizer,
+                remedy="leave it out",
             )
         if self.flash_attn is False and self.meant("split_mode") == "tensor":
             raise ArgumentError(
@@ -511,8 +513,8 @@ def warn_of_length(params: ContextParams, model: Model) -> None:
     scaled = params.rope_scaling or params.rope_freq_base or params.rope_freq_scale
     if n_ctx > info.n_ctx_train and not info.is_recurrent and not scaled:
         warn(
-            f"n_ctx={n_ctx} is more than the {info.n_ctx_train} tokens that the model was trained "
-            "with: its text beyond them may make no sense",
+            f"`n_ctx={n_ctx}` is more than the {info.n_ctx_train} tokens that the model was "
+            "trained with: its text beyond them may make no sense",
         )
 
 

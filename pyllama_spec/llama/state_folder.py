@@ -76,7 +76,7 @@ class StateFolder(BaseLlamaCache):
             files = [one for one in self._folder.iterdir() if one.suffix == _SUFFIX]
         except OSError as error:
             raise ArgumentError(
-                f"prompts cannot be kept in {self._folder}: {error.strerror}"
+                problem=f"prompts cannot be kept in {self._folder}: {error.strerror}"
             ) from None
         for path in sorted(files, key=_used_ns):
             with suppress(OSError):  # another process has just deleted it, or only it may read it
@@ -256,7 +256,7 @@ def _state_of(data: bytes) -> LlamaState:
     """Reads the state of a file."""
     body, header = unseal(data, _MAGIC, _VERSION, _WHAT), _header_of(data)
     if header is None:
-        raise ArgumentError(f"{_WHAT} has no header")
+        raise ArgumentError(problem=f"{_WHAT} has no header")
     begin = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     end = begin + header.n_memory
     settings = tuple((name, value) for name, value in header.settings)

@@ -148,7 +148,9 @@ def _merged(*places: Mapping[str, Any]) -> dict[str, Any]:
     for one in places:
         values |= _with_our_names(one)
     if not values.get("model"):
-        raise ArgumentError("no model is given: --model FILE.gguf, or MODEL=FILE.gguf")
+        raise ArgumentError(
+            "model", problem="is missing", remedy="give --model FILE.gguf, or MODEL=FILE.gguf"
+        )
     return values
 
 
@@ -194,12 +196,12 @@ def _file(path: str) -> list[dict[str, Any]]:
         check_no_pipe(path)
         whole = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArgumentError(f"config_file={path!r:.200} cannot be read: {error}") from None
+        raise ArgumentError("config_file", Path(path), problem=f"cannot be read: {error}") from None
     models = whole.get("models") if isinstance(whole, dict) else None
     if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
-        raise ArgumentError(f"config_file={path!r:.200} has no list of models")
+        raise ArgumentError("config_file", Path(path), "a list of models")
     if not models:
-        raise ArgumentError(f"config_file={path!r:.200} has no model in its list")
+        raise ArgumentError("config_file", Path(path), "at least one model in its list")
     of_all = {name: value for name, value in whole.items() if name != "models"}
     return [_checked({**of_all, **one}, path) for one in models]
 
@@ -210,7 +212,10 @@ def _checked(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     _refuse(given, f" in {path}")
     for name in settings:
         if name not in _OPTIONS and name not in _REFUSED:
-            raise ArgumentError(f"{path}: the option {name} is unknown; --help lists the options")
+            raise ArgumentError(
+                "config_file", Path(path), problem=f"has the unknown option {name}",
+                remedy="--help lists the options",
+            )  # fmt: skip
     return given
 
 

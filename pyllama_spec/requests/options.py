@@ -100,8 +100,10 @@ def _functions(value: object, name: str) -> tuple[Any, ...]:
 def _no_tail_free(value: object, name: str) -> float:
     if real(value, name) != 1:
         raise UnsupportedError(
-            f"{name}={value!r}: the engine has no tail-free sampling; leave it at 1, and cut with "
-            "top_p, min_p or typical_p"
+            "asks for tail-free sampling, which the engine has not",
+            param=name,
+            value=value,
+            remedy="leave it at 1, and cut with `top_p`, `min_p` or `typical_p`",
         )
     return 1.0
 
@@ -412,7 +414,7 @@ class RequestOptions:
             if name not in known:
                 longer = [one for one in known if len(name) > 3 and one.startswith(name)]
                 close = meant(name, known) or (f"; did you mean {longer[0]}?" if longer else "")
-                raise UnknownKeywordError(f"there is no request option {name!r}{close}")
+                raise UnknownKeywordError(name, problem=f"is no option of a request{close}")
         return cls(**keywords)
 
     @property

@@ -33,7 +33,7 @@ from pyllama_spec.speculative import (
     TokenSampler,
     why_exact,
 )
-from pyllama_spec.speculative.rejection import BY_GRAMMAR, accepting_sampler
+from pyllama_spec.speculative.acceptance import BY_GRAMMAR, accepting_sampler
 from pyllama_spec.speculative.sequence import Prediction
 
 Stage = Literal["new", "queued", "reading", "generating", "aside", "ended"]

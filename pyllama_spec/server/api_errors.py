@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pyllama_spec.errors import (
+    LATER,
     ArgumentError,
     CancelledError,
     ClosedError,
@@ -20,9 +21,10 @@ from pyllama_spec.errors import (
     RemoteError,
     UnsupportedError,
     clipped,
+    limited,
     shown,
 )
-from pyllama_spec.options import names_of
+from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.shapes import Speculation
 
@@ -67,19 +69,23 @@ _TYPES = {
     503: "unavailable_error",
     504: "timeout_error",
 }
-# What the library says of a keyword, and the field of a body that has another name.
-_VALUE = re.compile(r"([a-z][a-z_]*)=")
-_BEYOND = re.compile(r"(\S+) is outside (\S+) \.\. (\S+)")
-# The words of msgspec for JSON's types, in what it expects and got.
-_KINDS_OF_JSON = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-_EXPECTED = re.compile(rf"\b(?:{'|'.join(_KINDS_OF_JSON)})\b(?=[^`]*`(?:[^`]*`[^`]*`)*[^`]*$)")
-_LATER = re.compile(r"\btry again later$")
 _LACKING = re.compile(r"Object (missing required|contains unknown) field `(.+)`")
-_FIELDS = names_of("body", RequestOptions)
-_KINDS_OF_JSON_VALUES: Mapping[type, str] = {
+_MAX_NAME = 200
+# Python's names of arguments, and those that a request may have for them: the first of its own.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    **{one.name: one.body_names for one in options_of(RequestOptions).values()},
+    "input": ("messages", "prompt"), "logprobs": ("n_probs",),
+    "max_tokens": ("n_predict", "max_completion_tokens", "max_output_tokens"),
+    "n_draft": ("speculation.n_draft",), "stop": ("stop_sequences",),
+    "prompt": ("messages", "input_prefix", "input"),
+    "response_format": ("json_schema", "text", "output_config"), "suffix": ("input_suffix",),
+    "token": ("tokens",), "tool_choice": ("function_call",), "tools": ("functions",),
+}  # fmt: skip
+_KINDS_OF_JSON: Mapping[type, str] = {
     type(None): "null", bool: "true or false", int: "an integer", float: "a number",
     str: "a string", list: "an array", tuple: "an array", dict: "an object",
 }  # fmt: skip
+_WORDS_OF_JSON = {"True": "true", "False": "false", "None": "null"}
 
 
 def _in_json(value: object) -> str:
@@ -90,9 +96,20 @@ def _in_json(value: object) -> str:
         return shown(value)
 
 
-JSON = Face(_FIELDS, value=_in_json, kinds=_KINDS_OF_JSON_VALUES, is_operator=False)
+def face_of(given: Collection[str] = ()) -> Face:
+    """The words of JSON, with the names that a request with the fields `given` has for options."""
+    names = {}
+    for name, others in _FIELDS.items():
+        found = [one for one in others if one.partition(".")[0] in given]
+        if found and name not in given:
+            names[name] = found[0]
+    return Face(
+        names, words=_WORDS_OF_JSON, value=_in_json, kinds=_KINDS_OF_JSON, is_operator=False
+    )
+
+
 # The first that fits counts.
-_KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
+_KINDS: tuple[tuple[type[PyllamaSpecError], int, str], ...] = (
     (ContextFullError, 400, "context_length_exceeded"),
     (QueueFullError, 429, "queue_full"),
     (DeadlineError, 504, "timeout"),
@@ -104,75 +121,36 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
     (ArgumentError, 400, "invalid_value"),
     (PyllamaSpecError, 500, "engine_error"),
 )
-# Advice in the library's messages for whoever opens the model, and what clients are told instead.
-_ADVICE: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
-    (re.compile(pattern), instead, keyword)
-    for pattern, instead, keyword in (
-        (" or (choose|open the context with) a larger n_ctx$", "", "n_ctx"),
-        (r"n_ctx and n_batch have room for(.*); choose larger ones, or truncate=True",
-         r"the server has room for\1; shorten it", "n_ctx"),
-        ("n_ctx and n_batch have room for", "the server has room for", "n_ctx"),
-        ("^there are no embeddings without embedding=True: .*", "this server gives no embeddings",
-         "embedding=True"),
-        (": open it with pooling_type=mean or last$", "", "pooling_type"),
-        (r"^the queue is full \(.*\): max_waiting=\d+ allows no more", "the queue is full",
-         "max_waiting"),
-        (r"max_waiting=\d+", "the server", "max_waiting"),
-        (r" \(memory_mib\): allow more, .*$", "", "memory_mib"),
-        ("; choose a smaller n_ctx.*$", "", "n_ctx"),
-        (r"the server \S+ (was lost\b.*); close the model and open it again$",
-         r"a server with layers \1", "rpc_servers"),
-        (r"the server \S+ cannot be reached", "a server with layers cannot be reached",
-         "rpc_servers"),
-    )
-)  # fmt: skip
 
 
-def api_error(error: BaseException, retry_after_s: int) -> ApiError:
-    """An exception as an HTTP error; hides the message of an unexpected exception."""
-    told = error if isinstance(error, ApiError) else _of_kind(error)
+def api_error(error: BaseException, retry_after_s: int, given: Collection[str] = ()) -> ApiError:
+    """An exception as an HTTP error, in the words of a request with the fields `given`.
+
+    Hides the message of an unexpected exception.
+    """
+    told = error if isinstance(error, ApiError) else _of_kind(error, face_of(given))
+    told.message = limited(told.message)  # a client's own text, of megabytes
     if told.status in (429, 503):
         told.headers["Retry-After"] = str(retry_after_s)
-        told.message = _LATER.sub(f"try again in {retry_after_s} s", told.message)
+        told.message = told.message.replace(LATER, f"try again in {retry_after_s} s")
     elif told.status == 504:
         told.headers.update(NO_RETRY)
     return told
 
 
-def _of_kind(error: BaseException) -> ApiError:
-    for kind, status, code in _KINDS:
-        if isinstance(error, kind):
-            if not isinstance(error, PyllamaSpecError):
-                continue
-            message, option = for_client(error.rendered(JSON))
-            param, option = JSON.name(error.param), error.option or option
-            if kind is not ArgumentError or param:
-                return ApiError(status, message, code, param or None, option=option)
-            message, found = _of_field(message)
-            return ApiError(status, message, code, found, option=option)
-    return ApiError(500, "the server failed inside; its log says where", "internal_error")
+def _of_kind(error: BaseException, face: Face) -> ApiError:
+    if not isinstance(error, PyllamaSpecError):
+        return ApiError(500, "the server failed inside; its log says where", "internal_error")
+    status, code = next((status, code) for kind, status, code in _KINDS if isinstance(error, kind))
+    param = face.name(error.param)[:_MAX_NAME] if status == 400 else ""
+    return ApiError(status, for_client(error, face), code, param or None, option=error.option)
 
 
-def _of_field(message: str) -> tuple[str, str | None]:
-    """A message of the library about a value, in the words of OpenAI's API, and the field."""
-    found = _VALUE.match(message)
-    if found is None:
-        return message, None
-    name = _FIELDS.get(found[1], found[1])
-    beyond = _BEYOND.fullmatch(message[found.end() :])
-    if beyond is None:
-        return f"{name}={message[found.end() :]}", name
-    value, low, high = beyond.groups()
-    return f"Invalid '{name}': expected a value from {low} to {high}, but got {value} instead", name
-
-
-def for_client(message: str) -> tuple[str, str]:
-    """A message of the library without its advice for the program that opens the model."""
-    for pattern, instead, keyword in _ADVICE:
-        told, n = pattern.subn(instead, message)
-        if n:
-            return told, keyword
-    return message, ""
+def for_client(error: PyllamaSpecError, face: Face | None = None) -> str:
+    """An error without what is the operator's alone: the advice for opening a model, addresses."""
+    if isinstance(error, RemoteError):
+        return f"a server with layers of the model is lost; {LATER}"
+    return error.rendered(face or face_of())
 
 
 def invalid_type(error: Exception) -> ApiError:
@@ -187,8 +165,6 @@ def invalid_type(error: Exception) -> ApiError:
         return ApiError(
             400, f"there is no field {whole}; {param} takes {known}", "invalid_value", whole
         )
-    if text.startswith("Expected"):
-        text = _EXPECTED.sub(lambda kind: _KINDS_OF_JSON[kind[0]], text)
     return ApiError(400, f"{text}, in {param}" if param else text, "invalid_type", param)
 
 

@@ -179,21 +179,15 @@ def client_address(request: Request) -> str:
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
     """Reads the whole body, within its limits of size and time."""
     most, parts, n = settings.max_body_bytes, list[bytes](), 0
-    mib, rest = divmod(most, 1 << 20)
-    shown = f"{most} bytes" if rest else f"{mib} MiB"
-    too_large = ApiError(
-        413, f"the body has more than the {shown} that this server takes", "too_large",
-        option="max_body_bytes",
-    )  # fmt: skip
     length = request.headers.get("content-length")
     if length is not None and length.isdigit() and int(length) > most:
-        raise too_large
+        raise _too_large(most)
     try:
         with anyio.fail_after(settings.body_timeout_s):
             async for part in request.stream():
                 n += len(part)
                 if n > most:
-                    raise too_large
+                    raise _too_large(most)
                 parts.append(part)
     except TimeoutError:
         raise ApiError(
@@ -202,6 +196,15 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     return b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    mib, rest = divmod(most, 1 << 20)
+    shown = f"{most} bytes" if rest else f"{mib} MiB"
+    return ApiError(
+        413, f"the body has more than the {shown} that this server takes", "too_large",
+        option="max_body_bytes",
+    )  # fmt: skip
 
 
 def given_names(raw: bytes) -> frozenset[str]:

@@ -16,7 +16,6 @@ from starlette.types import Message, Receive, Scope, Send
 from pyllama_spec.server import door
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
 from pyllama_spec.server.door import ClientGone, RequestInfo
-from pyllama_spec.server.error_fields import complete
 from pyllama_spec.server.service import Answer, Event, Service, Shape
 from pyllama_spec.server.serving import note_failure, stopped
 from pyllama_spec.server.shapes import ChatRequest
@@ -241,9 +240,8 @@ class Exchange:
     def _shown(self, error: BaseException) -> ApiError:
         """An error as its client sees it; writes it to the log and the metrics."""
         settings = self.serving.settings
-        shown = api_error(error, settings.retry_after_s)
+        shown = api_error(error, settings.retry_after_s, self._given)
         shown.message = self.models.without_paths(shown.message)
-        complete(shown, self._given)
         note_failure(error)
         shown.request_id = self.info.id
         self.info.note["error"] = code = shown.code or shown.type

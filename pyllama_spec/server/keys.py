@@ -97,7 +97,9 @@ def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
         lines = read_text(Path(path), "the file of API keys").splitlines()
         keys = [_read(line) for line in lines if line.strip() and line.lstrip()[0] != "#"]
         if not keys:
-            raise ArgumentError(f"{os.fspath(path)} has no API key: write one a line")
+            raise ArgumentError(
+                problem=f"{os.fspath(path)} has no API key", remedy="write one a line"
+            )
     if own := os.environ.get(KEY_VARIABLE, "").strip():
         keys.append(Key(own, "environment"))
     return tuple(keys)
@@ -112,7 +114,7 @@ def reader_of(
 
     def read() -> Sequence[str]:
         if not Path(path).is_file():
-            raise ArgumentError(f"{os.fspath(path)} is not a file that can be read again")
+            raise ArgumentError(problem=f"{os.fspath(path)} is not a file that can be read again")
         return (*others, *keys_of(path))
 
     return read

@@ -171,7 +171,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         if "--api-key" in arguments:
             notes.append("--api-key is seen by all who list processes; --api-key-file is not")
         if not values.get("model"):
-            raise ArgumentError("no model is given: -m FILE.gguf")
+            raise ArgumentError("model_path", problem="is missing", remedy="give -m FILE.gguf")
         for one in options_of(Own).values():
             if one.choices and one.name in values:
                 one_of(values[one.name], one.choices, one.name)
@@ -236,7 +236,9 @@ def _draft(values: Mapping[str, Any]) -> str | None:
     if "draft-mtp" in kinds:
         return "mtp"
     if kinds:
-        raise ArgumentError(f"--spec-type {kinds[0]} needs the file of a draft: -md FILE.gguf")
+        raise ArgumentError(
+            "spec_type", kinds[0], problem="needs the file of a draft", remedy="give -md FILE.gguf"
+        )
     return "prompt-lookup" if types and types != ["none"] else None
 
 
@@ -267,7 +269,7 @@ def _unescaped(text: str) -> str:
     try:
         return _ESCAPE.sub(meant, text.encode()).decode()
     except UnicodeError:
-        raise ArgumentError(f"-r {text!r:.60} is not UTF-8: \\xHH stands for a byte") from None
+        raise ArgumentError("stop", text, r"UTF-8, with \xHH for a byte") from None
 
 
 def _of_chats(values: Mapping[str, Any]) -> dict[str, Any]:

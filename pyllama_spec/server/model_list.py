@@ -116,18 +116,21 @@ class ModelList:
     def __post_init__(self) -> None:
         names = [name for spec in self.specs for name in spec.names]
         if not names:
-            raise ArgumentError("there are no models: give at least one")
+            raise ArgumentError("models", problem="is empty", remedy="give at least one")
         for name in {one for one in names if names.count(one) > 1}:
-            raise ArgumentError(f"two models, aliases or adapters are called {name!r}: rename one")
+            raise ArgumentError(
+                problem=f"two models, aliases or adapters are called {name!r}", remedy="rename one"
+            )
         for name in names:
             if not name.isprintable():
                 raise ArgumentError(
-                    f"the name {name!r:.300} has characters that cannot be printed: it stands in "
-                    "lines of the log; name the model otherwise"
-                )
+                    problem=f"the name {name!r:.300} has characters that cannot be printed: it "
+                    "stands in lines "
+                    "of the log", remedy="name the model otherwise",
+                )  # fmt: skip
         if self.default not in names:
             raise ArgumentError(
-                f"default={self.default!r:.100} is not a model{meant(self.default, names)}"
+                "default", self.default, f"the name of a model{meant(self.default, names)}"
             )
 
 
@@ -182,7 +185,9 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
         listed = _decoded(text)
         for name in listed.defaults:
             if name in ("aliases", "adapters"):
-                raise ArgumentError(f"{name} belongs to one model: it cannot be in [defaults]")
+                raise ArgumentError(
+                    name, problem="belongs to one model: it cannot be in [defaults]"
+                )
         specs = [_with_defaults(name, listed, file.parent) for name in listed.models]
         memory, most = listed.memory_mib, listed.max_loaded
         return ModelList(
@@ -201,18 +206,18 @@ def _decoded(text: str) -> _File:
     except msgspec.ValidationError as error:
         key = _UNKNOWN_AT_TOP.fullmatch(str(error))
         if key is None:
-            raise ArgumentError(f"{error}") from None
+            raise ArgumentError(problem=str(error)) from None
         where = ": put it into [defaults], or into [models.NAME] of a model"
         raise ArgumentError(
-            f"there is no {key[1]} at the top"
-            f"{where if key[1] in _KEYS else meant(key[1], _File.__struct_fields__)}"
-        ) from None
+            key[1], problem="is no key at the top"
+            f"{where if key[1] in _KEYS else meant(key[1], _File.__struct_fields__)}",
+        ) from None  # fmt: skip
     except ImportError:
         raise UnsupportedError(
             "Python 3.10 reads TOML by the package tomli: pip install tomli"
         ) from None
     except ValueError as error:  # of tomllib
-        raise ArgumentError(f"it is not TOML: {error}") from None
+        raise ArgumentError(problem=f"it is not TOML: {error}") from None
 
 
 @contextmanager
@@ -243,11 +248,11 @@ def _spec(name: str, table: Mapping[str, Any], folder: Path) -> ModelSpec:
     rest = {key: value for key, value in table.items() if key not in named}
     for key in rest:
         if key not in _KEYS:
-            raise ArgumentError(f"there is no {key!r:.60}{meant(key, _KEYS)}")
+            raise ArgumentError(key[:60], problem=f"is no key of a model{meant(key, _KEYS)}")
     try:
         own = msgspec.convert(named, _Own)
     except msgspec.ValidationError as error:
-        raise ArgumentError(str(error)) from None
+        raise ArgumentError(problem=str(error)) from None
     keep = own.keep_alive_s
     defaults, chats = _requests(own.requests)
     return ModelSpec(
@@ -270,7 +275,7 @@ def _place(folder: Path, path: str) -> Path:
     try:
         return folder / Path(path).expanduser()
     except RuntimeError:
-        raise ArgumentError(f"{path!r:.200}: the home folder does not exist") from None
+        raise ArgumentError(problem=f"{path!r:.200}: the home folder does not exist") from None
 
 
 def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:

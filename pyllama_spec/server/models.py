@@ -763,10 +763,11 @@ class Models:
             log.warning("%s cannot be loaded: %s", one.name, error)
 
     def _failure(self, error: Exception) -> Failure:
-        """A load's error as clients see it."""
-        is_ours = isinstance(error, PyllamaSpecError)
-        why = str(error) if is_ours else "it failed inside; the server's log says where"
-        return Failure(self.without_paths(for_client(why)[0]), monotonic(), may_pass(error))
+        """What clients are told of a load's error."""
+        why = "it failed inside; the server's log says where"
+        if isinstance(error, PyllamaSpecError):
+            why = for_client(error)
+        return Failure(self.without_paths(why), monotonic(), may_pass(error))
 
     def _note_missing(self, one: ServedModel) -> None:
         """Reports missing files at the start; their paths go to the log only."""
@@ -849,8 +850,9 @@ class Models:
         if most is not None and n_bytes > most:
             raise NeverFitsError(
                 f"it takes {'' if one.n_bytes else 'about '}{-(-n_bytes // _MIB)} MiB, and all "
-                f"models together may take {most // _MIB} (memory_mib): allow more, or give it a "
-                "smaller n_ctx, n_parallel or prefix_cache_bytes"
+                f"models together may take {most // _MIB}",
+                setup="allow more `memory_mib`, or give it a smaller `n_ctx`, `n_parallel` or "
+                "`prefix_cache_bytes`",
             )
         try:
             while not self._room.fits(one, n_bytes):

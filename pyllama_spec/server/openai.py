@@ -11,7 +11,6 @@ import numpy as np
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.error_fields import in_json
 from pyllama_spec.server.exchange import Exchange, Route
 from pyllama_spec.server.keywords import beyond
 from pyllama_spec.server.models import ServedModel
@@ -63,7 +62,7 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
     elif one.aliases:
         shown["aliases"] = list(one.aliases)
     if (why := one.failure_of(adapter)) is not None:
-        shown |= {"state": "failed", "error": in_json(why)}
+        shown |= {"state": "failed", "error": why}
     service = one.service
     if service is None:
         shown["meta"] = {"draft": one.draft_asked_for}
@@ -127,8 +126,8 @@ def _vectors(
         vector, n = llm.embed(text, normalize=True, truncate=False, return_count=True)
         if vector and isinstance(vector[0], list):
             raise UnsupportedError(
-                "this model returns a vector for each token, not for a text: open it with "
-                "pooling_type=mean or last"
+                "this model returns a vector for each token, not for a text",
+                setup="open it with `pooling_type=mean` or last",
             )
         vectors.append(vector)
         n_tokens += n

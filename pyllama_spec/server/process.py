@@ -215,7 +215,8 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
         config.load()
     except OSError as error:  # of ssl, too
         raise ArgumentError(
-            f"TLS cannot be set up with {listening.certificate} and {listening.key}: {error}"
+            problem=f"TLS cannot be set up with {listening.certificate} and {listening.key}: "
+            f"{error}"
         ) from None
     return config
 
@@ -237,9 +238,9 @@ def _bound(listening: Listening) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
-            f"cannot listen at {listening.host}:{listening.port}: {reason}; --host and --port "
-            "name another address"
-        ) from None
+            problem=f"cannot listen at {listening.host}:{listening.port}: {reason}",
+            remedy="name another `host` or `port`",
+        ) from None  # fmt: skip
     return sock
 
 

@@ -102,7 +102,7 @@ def read(
     if refused:
         wrong.append(f"not supported here: {' '.join(refused)}; --help lists the flags that are")
     if wrong:
-        raise ArgumentError("; ".join(wrong))
+        raise ArgumentError(problem="; ".join(wrong))
     return given, around
 
 
@@ -121,7 +121,7 @@ def _take(word: str, flag: Flag, left: list[str], given: Given) -> None:
         while flag.takes_many and left and not left[-1].startswith("--"):
             texts.append(left.pop())
         if not texts:
-            raise ArgumentError(f"{word} has no value")
+            raise ArgumentError(problem=f"{word} has no value")
         value = _parse(flag.option, ",".join(texts), word)
     before = given.values.get(name)
     if flag.option.is_repeated:
@@ -152,9 +152,9 @@ def _parse(one: Option, text: str, place: str) -> Any:
     try:
         return one.parse(text)
     except ArgumentError as error:
-        raise ArgumentError(f"{place}: {error}") from None
+        raise ArgumentError(problem=f"{place}: {error}") from None
     except ValueError as error:  # of int(), float() and JSON
-        raise ArgumentError(f"{place}: {text!r:.60} cannot be read: {error}") from None
+        raise ArgumentError(problem=f"{place}: {text!r:.60} cannot be read: {error}") from None
 
 
 def settings_of(
@@ -202,7 +202,7 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ArgumentError as error:
-        raise ArgumentError(error.rendered(Face(names, pair="{} {}"))) from None
+        raise ArgumentError(problem=error.rendered(Face(names, pair="{} {}"))) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +313,7 @@ class LogFile(WatchedFileHandler):
             return super()._open()
         except OSError as error:
             raise ArgumentError(
-                f"{self.baseFilename} cannot be written: {error.strerror}"
+                problem=f"{self.baseFilename} cannot be written: {error.strerror}"
             ) from None
 
     def emit(self, record: logging.LogRecord) -> None:

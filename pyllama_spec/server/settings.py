@@ -135,7 +135,7 @@ class ServerSettings:
         for origin in self.cors_origins:
             check_origin(origin)
         if any(not key.strip() for key in self.api_keys):
-            raise ArgumentError("api_keys has an empty key: remove it")
+            raise ArgumentError("api_keys", problem="has an empty key", remedy="remove it")
 
 
 def check_origin(text: str) -> str:
@@ -145,9 +145,10 @@ def check_origin(text: str) -> str:
     if text in ("*", "null") or (_ORIGIN.fullmatch(text) and text.isascii() and not is_default):
         return text
     raise ArgumentError(
-        f"{text!r:.200} is not the origin of a page: write its scheme, its name in lower case, and "
-        "its port unless that is the scheme's own, such as http://localhost:3000, or * for all"
-    )
+        "cors_origins", text, "the origin of a page: its scheme, its name in lower case, and its "
+        "port "
+        "unless that is the scheme's own, such as http://localhost:3000, or * for all",
+    )  # fmt: skip
 
 
 def hosts_for(address: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -164,9 +165,10 @@ def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not _is_host(name.lower()):
             raise ArgumentError(
-                f"{name!r:.100} is not a host name: write it as clients have it in their "
-                "address, without scheme and port, such as llm.example"
-            )
+                "allowed_hosts", name, "a host name as clients have it in their address, without "
+                "scheme and "
+                "port, such as llm.example",
+            )  # fmt: skip
     return tuple(dict.fromkeys((*(name.lower() for name in names), *LOOPBACK)))
 
 

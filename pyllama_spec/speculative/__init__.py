@@ -2,10 +2,13 @@
 
 from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.acceptance import (
+    RejectionSampling,
     RowObserver,
     StepSampler,
     TokenSampler,
+    accept_or_redraw,
     sample_and_match,
+    why_exact,
 )
 from pyllama_spec.speculative.controller import (
     Controller,
@@ -18,7 +21,6 @@ from pyllama_spec.speculative.controller import (
     make_controller,
 )
 from pyllama_spec.speculative.loop import SpeculativeLoop
-from pyllama_spec.speculative.rejection import RejectionSampling, accept_or_redraw, why_exact
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.scheduler import Limits, Scheduler
 from pyllama_spec.speculative.sequence import (

@@ -1,17 +1,29 @@
-"""Accepts drafted tokens: while the target's own choice at each row equals the draft.
+"""Accepts drafted tokens: which of them count, and the target's token after them.
 
-The comparison itself is in C for engine.Sampler, one call per sequence and round:
-llama_spec_sample_chain() in csrc/abi/sampling.cpp. match_by_steps() is the same in Python, for
-samplers written in Python and for requests that look at rows, as for log-probabilities.
+Exactly: while the target's own choice at each row equals the draft. The comparison itself is in C
+for engine.Sampler, one call per sequence and round: llama_spec_sample_chain() in
+csrc/abi/sampling.cpp. match_by_steps() is the same in Python, for samplers written in Python and
+for requests that look at rows, as for log-probabilities.
+
+By rejection: a token x that was drawn from the draft's distribution q is accepted with the chance
+min(1, p(x) / q(x)), where p is the target's distribution. Where it is rejected, the target's token
+is drawn from max(0, p - q), normalised (Leviathan et al., arXiv 2211.17192; Chen et al.,
+arXiv 2302.01318). Both together have the distribution p. The token after an accepted draft is drawn
+from p itself. It accepts more tokens of a draft with a distribution like the target's than exact
+acceptance does of the likeliest ones, and gives up the equal text: a seed gives another one than
+without a draft.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from pyllama_spec.engine.context import Context
+from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
+from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
+from pyllama_spec.engine.distribution import Distribution
 
 # Called with a row of the last batch and the token that was chosen there, before the next decode.
 RowObserver = Callable[[int, int], None]
@@ -108,3 +120,95 @@ def match_by_steps(
         out.append(token)
         if i == len(draft) or token != draft[i] or is_eog(token):
             break
+
+
+# The distributions from which a draft's tokens were drawn; None for other drafts.
+DrawnFrom = Sequence[Distribution] | None
+
+BY_GRAMMAR = "a grammar may refuse a token after it is drawn"
+
+
+def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | None:
+    """The reason why a request accepts exactly in spite of its option; None without one."""
+    if params.is_greedy:
+        return "at temperature 0 there is nothing to draw"
+    if params.mirostat:
+        return "mirostat chooses by what it has chosen before"
+    if params.grammar is not None and acceptance == "distribution":
+        return BY_GRAMMAR
+    return None
+
+
+def accepting_sampler(
+    model: Model, params: SamplerParams, acceptance: str, why: str | None
+) -> tuple[Sampler, RejectionSampling | None, SharedNoise | None]:
+    """A request's sampler, and what accepts drafts or draws them if that is not exact."""
+    if acceptance == "exact" or why is not None:
+        return Sampler(model, params), None, None
+    if acceptance == "noise":
+        params = replace(params, shared_noise=True)
+        sampler = Sampler(model, params)
+        return sampler, None, SharedNoise(params, sampler)
+    sampler = Sampler(model, params)
+    return sampler, RejectionSampling(sampler, TokenDraws(params, sampler.seed)), None
+
+
+def accept_or_redraw(
+    p: Distribution, q: Distribution, token: int, u: float, v: float
+) -> tuple[int, bool]:
+    """Accepts a drawn token, or draws the target's token in its place.
+
+    u decides whether it is accepted, v draws another one. Over q, u and v the token has the
+    distribution p. Also says whether it is the drawn one.
+    """
+    if u * q.of(token) < p.of(token):
+        return token, True
+    rest = p.beyond(q)
+    # Nothing is left where p and q are one: then rounding alone has rejected it.
+    return (p if rest is None else rest).draw(v), False
+
+
+class RejectionSampling:
+    """Accepts the drafts of one request by rejection sampling."""
+
+    def __init__(self, sampler: Sampler, draws: TokenDraws) -> None:
+        self._sampler, self.draws = sampler, draws
+
+    def accept(
+        self,
+        target: Context,
+        row: int,
+        draft: Sequence[int],
+        distributions: Sequence[Distribution],
+        out: list[int],
+        observe: RowObserver | None = None,
+    ) -> None:
+        """Accepts a drawn draft, as sample_and_match() does a chosen one.
+
+        Args:
+            target: the context whose last batch holds the rows.
+            row: the row of the pending token; row + 1 + i is that of draft[i].
+            draft: the verified tokens.
+            distributions: [len(draft) or more] the distribution that each token was drawn from.
+            out: takes the accepted tokens and one of the target's own, or the accepted ones up to
+                the first that ends the generation.
+            observe: called with each row and its token.
+        """
+        is_eog, draws = target.model.vocab.is_eog, self.draws
+        for i in range(len(draft) + 1):
+            p = self._sampler.distribution(target, row + i)
+            if i < len(draft):
+                numbers = draws.uniform(), draws.uniform()
+                token, is_accepted = accept_or_redraw(p, distributions[i], draft[i], *numbers)
+            else:
+                token, is_accepted = p.draw(draws.uniform()), False
+            if observe is not None:
+                observe(row + i, token)
+            self._sampler.accept(token)
+            out.append(token)
+            if not is_accepted or is_eog(token):
+                break
+
+    def close(self) -> None:
+        """Frees the sampler of the drafts."""
+        self.draws.close()

@@ -8,10 +8,9 @@ from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.draws import SharedNoise
 from pyllama_spec.engine.context import Context
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
+from pyllama_spec.speculative.acceptance import RejectionSampling, RowObserver, TokenSampler
 from pyllama_spec.speculative.controller.base import Controller
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
-from pyllama_spec.speculative.rejection import RejectionSampling
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
@@ -127,9 +126,13 @@ class SpeculativeLoop:
         """
         run = self._run
         if run.state is not state or run.sampler is not None:
-            raise ArgumentError("call prefill() with this sequence directly before generate()")
+            raise ArgumentError(
+                "sequence",
+                problem="is not prepared",
+                remedy="call prefill() with it right before generate()",
+            )
         if max_tokens < 1:
-            raise ArgumentError(f"max_tokens={max_tokens} must be at least 1")
+            raise ArgumentError("max_tokens", max_tokens, "at least 1")
         run.sampler, run.max_tokens, run.observe = sampler, max_tokens, observe
         run.rejection, run.noise = rejection, noise
         self.round.settle_acceptance(run)

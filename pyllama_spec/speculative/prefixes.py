@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.checks import count
-from pyllama_spec.engine.memory_settings import adapters_key
+from pyllama_spec.engine.context import adapters_key
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.rollback import Checkpoint, Rollback
@@ -30,7 +30,7 @@ from pyllama_spec.speculative.sequence import (
 )
 
 Ids = npt.NDArray[np.int32]
-# What sequences are computed with, beside model and settings: engine/memory_settings.py.
+# What sequences are computed with, beside model and settings: settings_of() of engine/context.py.
 AdaptersKey = tuple[tuple[str, float], ...]
 
 # Each is compared with every prompt that begins.
@@ -492,7 +492,7 @@ class HeldSequences:
     def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
         """Copies a sequence to another number."""
         if seq_id == state.seq_id:
-            raise ArgumentError(f"sequence {seq_id} cannot be copied onto itself")
+            raise ArgumentError("sequence", seq_id, problem="cannot be copied onto itself")
         memory = self._target.memory
         self._holders.pop(seq_id, None)
         memory.remove(seq_id)

@@ -5,7 +5,7 @@ Round.step() is one round. In its order:
     scheduler.plan            who reads how much of a prompt, who may draft how many tokens
     _decide                   run.forced: text that has to follow needs no drafter; then
                               scheduler.decide, the controller: how many tokens each asks for
-    _draft                    run.prediction, a text that the request's own is said to repeat;
+    _draft                    run.prediction, a text that the answer is expected to repeat; then
                               drafter.propose for all others at once; then
                               scheduler.set_lengths: how much of each draft is verified
     scheduler.decodes         which sequences share a decode of the target
@@ -36,11 +36,10 @@ from pyllama_spec.errors import (
     ContextFullError,
     PyllamaSpecError,
 )
-from pyllama_spec.speculative.acceptance import sample_and_match
+from pyllama_spec.speculative.acceptance import DrawnFrom, sample_and_match
 from pyllama_spec.speculative.controller.base import Controller, Span
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefixes import HeldSequences
-from pyllama_spec.speculative.rejection import DrawnFrom
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Scheduler
 from pyllama_spec.speculative.sequence import (
@@ -128,7 +127,7 @@ class Round:
         """
         prompt, state = run.prompt, run.state
         if not prompt:
-            raise ArgumentError("the prompt has no tokens: give at least one")
+            raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
         self.target.model.vocab.check_ids(prompt, "prompt")
         if len(prompt) > self.target.n_ctx_seq:
             raise ContextFullError.of_prompt(len(prompt), self.target.n_ctx_seq)
@@ -187,12 +186,14 @@ class Round:
         for run in runs:
             if run.is_over or not (run.n_generated or run.n_missing):
                 raise ArgumentError(
-                    f"sequence {run.seq_id} has nothing to compute: call begin() first, or "
-                    "draw_first() after a prompt without a sampler, and omit ended sequences"
-                )
+                    "runs", problem=f"have nothing to compute on sequence {run.seq_id}",
+                    remedy="call begin() first, or draw_first() after a prompt without a "
+                    "sampler, and omit ended "
+                    "sequences",
+                )  # fmt: skip
         by_seq = {run.state.seq_id: run for run in runs}
         if len(by_seq) < len(runs):
-            raise ArgumentError("two of the runs are on one sequence")
+            raise ArgumentError("runs", problem="are two on one sequence")
         out: Ended = []
         self._runs = by_seq
         try:
@@ -417,7 +418,11 @@ class Round:
         """
         row = run.ready_row
         if row is None or run.sampler is None:
-            raise ArgumentError("call prefill() with this sequence directly before generate()")
+            raise ArgumentError(
+                "sequence",
+                problem="is not prepared",
+                remedy="call prefill() with it right before generate()",
+            )
         self._ready.remove(run)
         run.ready_row = None
         start = perf_counter()
@@ -522,6 +527,6 @@ def _check_attachable(drafter: Drafter, target: Context) -> None:
     missing = set(drafter.target_layers) - set(target.target_layers)
     if missing:
         raise ArgumentError(
-            f"the drafter {drafter.name!r} reads the inputs of layers {sorted(missing)}; open the "
-            f"target's context with target_layers={drafter.target_layers}"
-        )
+            "draft", problem=f"reads the inputs of layers {sorted(missing)} ({drafter.name!r})",
+            remedy=f"open the target's context with `target_layers={drafter.target_layers}`",
+        )  # fmt: skip

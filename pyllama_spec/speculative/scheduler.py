@@ -23,7 +23,7 @@ from pyllama_spec.drafters.base import Drafter, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.checks import count
-from pyllama_spec.engine.exactness import FEW_ROWS
+from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     Controller,
@@ -234,13 +234,7 @@ class Limits:
 
 
 class Scheduler:
-    """The policy. Its answers depend on the runs, in the order in which they are given.
-
-    Args:
-        limits: the limits of every round.
-        controller: decides how long drafts are; None for as long as the limits allow.
-        pace: decides how much of prompts is read beside texts; None for max_chunk.
-    """
+    """The policy. Its answers depend on the runs, in the order in which they are given."""
 
     def __init__(
         self,
@@ -316,13 +310,7 @@ class Scheduler:
     def request(
         self, span: Span, tokens: TokenView | list[int], draws: TokenDraws | None = None
     ) -> DraftRequest:
-        """The drafter's request for a span with n_requested above 0.
-
-        Args:
-            span: the span.
-            tokens: the tokens of the sequence.
-            draws: the random numbers that the tokens are drawn with; None for the likeliest tokens.
-        """
+        """The drafter's request for a span with n_requested above 0."""
         decision = span.decision
         assert decision is not None
         if draws is not None:
@@ -346,11 +334,7 @@ class Scheduler:
     def learn(
         self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
     ) -> list[tuple[Span, DraftGain]]:
-        """Reports the outcome of a round to the controller.
-
-        Returns:
-            The spans that the controller decided on, with its expected gains; then forced text.
-        """
+        """Reports the outcome of a round to the controller."""
         decided = [span for span in spans if span.decision is not None]
         learnt: list[tuple[Span, DraftGain]] = []
         if decided:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.engine import Adapter
-from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
-from pyllama_spec.speculative.rejection import RejectionSampling
+from pyllama_spec.speculative.acceptance import RejectionSampling, RowObserver, TokenSampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 # So many tokens have to be equal to find the place again: as few as chance allows, since what an

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyllama_spec.drafters.base import Features
 from pyllama_spec.engine import Batch, Context
-from pyllama_spec.engine.layer_rows import LayerRows
+from pyllama_spec.engine.context import LayerRows
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.controller.base import Span
 from pyllama_spec.speculative.sequence import SequenceRun

@@ -126,7 +126,7 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
     """
     instance(config, (Eagle3TrainConfig, DFlashTrainConfig, MtpTrainConfig), "config")
     if config.use is None:
-        raise ArgumentError("config.use is None: give the store to learn from")
+        raise ArgumentError("use", None, "the store to learn from")
     _check_before_opening(config)
     if not config.begun_with.exists():
         raise TrainError(
@@ -144,7 +144,7 @@ def _train(config: AnyConfig, reporter: Reporter | None) -> TrainReport:
     """Trains a draft of any kind; see train_eagle3() for its steps and errors."""
     reporter = reporter or SilentReporter()
     if config.use is not None:
-        raise ArgumentError("config.use is set: call train_from_use(), or omit it")
+        raise ArgumentError("use", config.use, remedy="call train_from_use(), or omit it")
     _check_before_opening(config)
     with _opened(config) as model:
         note = head_note(model.info, config.target.name)
@@ -185,16 +185,19 @@ def _opened(config: RunConfig) -> Iterator[Model]:
 def _check_before_opening(config: RunConfig) -> None:
     """Raises for faults that show before the target is loaded, which may take minutes."""
     if (why_not := why_no_output(config.out)) is not None:
-        raise ArgumentError(why_not)
+        raise ArgumentError("out", problem=f"cannot be written: {why_not}")
     if config.out.exists() and config.out.samefile(config.target):
-        raise ArgumentError(f"{config.out} is the target itself; give another output")
+        raise ArgumentError(
+            "out", config.out, problem="is the target itself", remedy="give another output"
+        )
     if config.use is None:
         work = config.work_dir
         above = next((path for path in (work, *work.parents) if path.exists()), work)
         if above.exists() and not above.is_dir():
             raise ArgumentError(
-                f"work={work}: {above} is a file; give a folder for text, features and checkpoints"
-            )
+                "work", work, "a folder for text, features and checkpoints",
+                problem=f"is under the file {above}",
+            )  # fmt: skip
     if config.corpus.prompts is not None:
         read_prompts(config.corpus.prompts)
     if config.device == "cuda":

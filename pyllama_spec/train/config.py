@@ -150,7 +150,7 @@ class HeadSettings:
         for layer in listed(self.target_layers or (), "target_layers", _MAX_LAYERS):
             count(layer, "target_layers", 0)
         if self.target_layers is not None and not self.target_layers:
-            raise ArgumentError("target_layers is empty: a head reads at least one layer input")
+            raise ArgumentError("target_layers", (), "at least one layer input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +306,15 @@ class RunConfig:
         begun_with = self.init if self.use is None else self.begun_with
         if begun_with is not None and self.head != type(self.head)():
             raise ArgumentError(
-                f"a run that continues {begun_with.name} has its shape; omit the options of the "
-                "head (target layers, sizes, plain)"
-            )
+                problem=f"a run that continues {begun_with.name} has its shape",
+                remedy="omit the options of the head (target layers, sizes, plain)",
+            )  # fmt: skip
         if self.use is not None and (self.work is not None or self.restart):
             raise ArgumentError(
-                "a run from use has no work folder and cannot restart; omit `work` and `restart`"
-            )
+                "work", problem="and `restart` are not for a run from use, which has no work "
+                "folder",
+                remedy="omit both",
+            )  # fmt: skip
         n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
         if self.use is None and n_ctx <= min_answer:
             raise ArgumentError(
@@ -584,7 +586,9 @@ class MtpTrainConfig(RunConfig):
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.head != HeadSettings():
-            raise ArgumentError("the file of an MTP head sets its shape; omit `head`")
+            raise ArgumentError(
+                "head", problem="is set by the file of an MTP head", remedy="omit it"
+            )
         if self.n_ngrams:
             raise ArgumentError(
                 "n_ngrams", self.n_ngrams, remedy="omit it: a head alone has no n-gram table"

@@ -99,7 +99,7 @@ def test_nothing_of_another_request_is_copied(match_length: int) -> None:
 
 @pytest.mark.parametrize("match_length", [1, 2, 25, 1000])
 def test_a_store_is_not_looked_up_by_what_no_index_has(tmp_path: Path, match_length: int) -> None:
-    with pytest.raises(ArgumentError, match=rf"lookup={match_length} .* outside 3 .. 24"):
+    with pytest.raises(ArgumentError):
         copies_beside(8, match_length, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -111,7 +111,7 @@ class _Forgot(Drafter):
 
 def test_a_class_with_neither_is_refused_before_a_model_is_loaded() -> None:
     for drafter in (Drafter(), _Forgot()):
-        why = rf"{type(drafter).__name__} has neither propose_one\(\) nor propose\(\): write"
+        why = rf"{type(drafter).__name__} has neither propose_one\(\) nor propose\(\)"
         with pytest.raises(ArgumentError, match=why):
             Llama("no such file.gguf", draft=drafter)
         with pytest.raises(ArgumentError, match=why):

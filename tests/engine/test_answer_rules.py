@@ -184,7 +184,7 @@ def test_ids_outside_the_vocabulary_are_refused(model: Model) -> None:
         {"min_tokens": 1, "stop_token_ids": (10**6,)},
         {**tags, "thought_close": (-1,)},
     ):
-        with pytest.raises(ArgumentError, match="outside the vocabulary"):
+        with pytest.raises(ArgumentError):
             Sampler(model, SamplerParams(**options))  # type: ignore[arg-type]
 
 

@@ -131,7 +131,7 @@ def test_positions_that_the_model_has_no_embeddings_for() -> None:
     with Context(tiny("bert"), n_ctx=1024, n_batch=1024, n_ubatch=1024, embeddings=True) as context:
         batch = Batch(1024)
         batch.extend([5] * 600, 0, output_all=True)
-        with pytest.raises(ArgumentError, match=r"position 512 of token 512 .* outside 0 .. 511"):
+        with pytest.raises(ArgumentError):
             context.decode(batch, encode=True)
         batch.clear()
         batch.extend([5] * 512, 0, output_all=True)
@@ -143,7 +143,7 @@ def test_more_logits_than_the_context_has_room_for() -> None:
     with tiny_context(tiny("llama"), n_outputs_max=2) as context:
         batch = Batch(4)
         batch.extend([1, 2, 3], 0, output_all=True)
-        with pytest.raises(ArgumentError, match=r"3 tokens, more than n_outputs_max = 2"):
+        with pytest.raises(ArgumentError):
             context.decode(batch)
         batch.clear()
         batch.extend([1], 0)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pyllama_spec.engine import Adapter, Context, Model
+from pyllama_spec.engine.context import first_difference
 from pyllama_spec.engine.identity import digest_of
-from pyllama_spec.engine.memory_settings import first_difference
 from tests.models import model_path
 from tests.models.adapter import write_adapter
 

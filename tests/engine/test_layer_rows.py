@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyllama_spec.engine import Batch
-from pyllama_spec.engine.layer_rows import LayerRows
+from pyllama_spec.engine.context import LayerRows
 from tests.oracles import prompt_tokens, tiny, tiny_context
 
 LAYERS = (1, 2)

@@ -47,7 +47,7 @@ def test_other_threads_keep_the_process_s_level(capfd: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("level", ["loud", 3, None, ["info"]])
 def test_there_is_no_such_level(level: object) -> None:
-    with pytest.raises(ArgumentError, match="level"):
+    with pytest.raises(ArgumentError):
         set_log_level(level)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError), thread_log_level(level):  # type: ignore[arg-type]
         pass

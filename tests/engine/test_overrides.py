@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,16 @@ WRONG: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize(("key", "value"), [(k, v) for k, values in WRONG.items() for v in values])
 def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"kv_overrides: {re.escape(key)}="):
+    with pytest.raises(ArgumentError) as caught:
         Model(model_path("llama"), kv_overrides={key: value})
+    assert caught.value.param == f"kv_overrides[{key!r}]"
 
 
 @pytest.mark.parametrize("key", ["tokenizer.ggml." + "\xe9" * 60, "x" * 128, 5, None])
 def test_a_key_that_the_engine_cannot_hold_is_refused(key: Any) -> None:
-    with pytest.raises(ArgumentError, match="kv_overrides"):
+    with pytest.raises(ArgumentError) as caught:
         Model(model_path("llama"), kv_overrides={key: 1})
+    assert caught.value.param == "kv_overrides"
 
 
 @pytest.mark.parametrize("value", [128, np.int64(128), np.uint8(128)])
@@ -62,5 +63,6 @@ EOS = "tokenizer.ggml.eos_token_id"
     ],
 )  # fmt: skip
 def test_what_the_engine_would_ignore_or_abort_at_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(key)):
+    with pytest.raises(ArgumentError) as caught:
         Model(model_path("llama"), kv_overrides={key: value})
+    assert caught.value.param.startswith("kv_overrides") and key in str(caught.value)

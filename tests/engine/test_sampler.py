@@ -277,5 +277,5 @@ def test_a_row_of_a_context_and_the_same_row_given() -> None:
                 assert chain.sample(context, i) == expected
                 chain.accept(expected)
         for i in (-1, 8, 2**31 - 1):
-            with pytest.raises(ArgumentError, match=f"row {i}"):
+            with pytest.raises(ArgumentError):
                 chain.sample(context, i)

@@ -23,9 +23,10 @@ BEYOND: list[dict[str, Any]] = [
 @pytest.mark.parametrize("schema", BEYOND, ids=str)
 def test_a_refusal_says_how_the_keyword_is_left_out(schema: dict[str, Any]) -> None:
     """The advised removal works in each place that takes a schema."""
-    with pytest.raises(SchemaError, match='"strict": False beside the schema leaves') as caught:
+    with pytest.raises(SchemaError) as caught:
         schema_grammar(schema)
-    assert f'"{caught.value.keyword}" out of' in str(caught.value)
+    assert f'leave "{caught.value.keyword}" out of' in caught.value.remedy
+    assert caught.value.param == "response_format"
     for response_format in (
         {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}},
         {"type": "json_schema", "schema": schema, "strict": False},
@@ -39,8 +40,9 @@ def test_a_refusal_says_how_the_keyword_is_left_out(schema: dict[str, Any]) -> N
     with pytest.warns(UserWarning, match=f'"{caught.value.keyword}" at #'):
         assert call_rules([tool])
     tool["function"]["strict"] = True
-    with pytest.raises(SchemaError, match='"strict": False beside the schema leaves'):
+    with pytest.raises(SchemaError) as caught:
         call_rules([tool])
+    assert caught.value.param == "tools"
 
 
 def test_long_integers_between_bounds_are_kept() -> None:
@@ -82,7 +84,7 @@ def test_half_a_character_in_an_annotation_is_none_of_the_grammar() -> None:
 
 def test_no_message_of_the_package_is_endless() -> None:
     """Every error of the package clips the values that it quotes."""
-    error = ArgumentError(f"a name {'y' * 100_000} that ends here")
+    error = ArgumentError(problem=f"a name {'y' * 100_000} that ends here")
     assert len(str(error)) <= MAX_MESSAGE
     assert str(error).startswith("a name yyy")
     assert str(error).endswith("y that ends here")

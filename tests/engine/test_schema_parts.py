@@ -223,5 +223,5 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, begin: str) -> 
             text = llm.create_completion("a", grammar=grammar, max_tokens=9)["choices"][0]["text"]
             assert text.strip('"') == "yes"
     file.write_text(begin, encoding="utf-8")
-    with pytest.raises(ArgumentError, match="is empty"):
+    with pytest.raises(ArgumentError):
         LlamaGrammar.from_file(file)

@@ -173,7 +173,7 @@ def test_drafts_in_their_form() -> None:
             assert text_of(found) == expected
             assert found["speculation"]["drafted"] > 0
     assert Constant.n_calls > 0
-    with pytest.raises(ArgumentError, match="not both"):
+    with pytest.raises(ArgumentError):
         open_tiny("prompt-lookup", draft_model=Constant())
 
 

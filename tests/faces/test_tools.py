@@ -125,7 +125,7 @@ def test_the_older_form_and_streams() -> None:
             [USER], tools=[SMALL], tool_choice="none", max_tokens=5, temperature=0.0
         )
         assert isinstance(none["choices"][0]["message"]["content"], str)
-        with pytest.raises(ArgumentError, match="grammar or tools"):
+        with pytest.raises(ArgumentError):
             llm.create_chat_completion([USER], tools=[SMALL], grammar='root ::= "a"')
 
 

@@ -29,7 +29,7 @@ from pyllama_spec.speculative import (
     SequenceRun,
     SequenceState,
     Span,
-    rejection,
+    acceptance,
 )
 from tests.models import CONSTANT_TOKENS, model_path
 from tests.oracles import tiny, tiny_context
@@ -147,7 +147,7 @@ def test_texts_have_the_targets_distribution() -> None:
     ],
 )
 def test_a_wrong_rule_shows(monkeypatch: pytest.MonkeyPatch, rule: Any) -> None:
-    monkeypatch.setattr(rejection, "accept_or_redraw", rule)
+    monkeypatch.setattr(acceptance, "accept_or_redraw", rule)
     assert misfit(texts_of(small(), 1000)[0]) > 1.0
 
 

@@ -202,7 +202,7 @@ def _load(**options: Any) -> Callable[[Path], object]:
 
 CASES.values(
     "load", _load, ArgumentError, n_gpu_layers=["all", 2**40], split_mode="diagonal",
-    tensor_split=[["x"], (1.0,) * 999], use_mmap="yes", progress=3,
+    tensor_split=[["x"], (1.0,) * 999], use_mmap="yes",
 )  # fmt: skip
 CASES.calls("load", ArgumentError, {"path": lambda _: Model(None)})  # type: ignore[arg-type]
 

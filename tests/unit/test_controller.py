@@ -214,7 +214,7 @@ def test_which_controller_is_meant() -> None:
     assert make_controller(mine) is mine
     bad: object
     for bad in ("best", 3, object(), ProfitController):
-        with pytest.raises(ArgumentError, match="controller="):
+        with pytest.raises(ArgumentError):
             make_controller(bad)  # type: ignore[arg-type]
 
 

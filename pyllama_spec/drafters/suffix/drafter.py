@@ -576,9 +576,10 @@ def copies_beside(
     """
     if not can_look_up(min_match):
         raise ArgumentError(
-            f"lookup={min_match} with a draft_memory is outside {min(ORDERS)} .. {MAX_MATCH}, the "
-            "match lengths of an index"
-        )
+            "lookup", min_match, f"{min(ORDERS)} to {MAX_MATCH}, the match lengths of an index, "
+            "with a "
+            "`draft_memory`",
+        )  # fmt: skip
     return Suffix(
         max_draft, min_match=min_match, remembers=False, store=store,
         first_chance=_BESIDE_A_MODEL, resumes=False,

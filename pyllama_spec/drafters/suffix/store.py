@@ -38,7 +38,7 @@ _LEAST_TOKENS, _MOST_TOKENS = 1 << 10, 1 << 30
 # Texts that wait for the lock.
 _MAX_WAITING = 64
 # In the header of the SQLite file: whose it is, and the version of its tables.
-_APPLICATION, _VERSION = 0x504C4D45, 2
+_APPLICATION, _VERSION = 0x504C4D45, 1
 _NUMBERS = "key INTEGER PRIMARY KEY, minute INTEGER, n_used INTEGER, parent INTEGER"
 _TABLES = (
     "CREATE TABLE facts (digest BLOB, max_tokens INTEGER, generation INTEGER)",
@@ -46,7 +46,7 @@ _TABLES = (
 )
 _REMEDY = "delete it, or name another file"
 # What a file may not do though it is damaged or forged, and what is deleted is overwritten. The
-# file survives a killed process; a power failure may cost it, and it is not waited for the disk.
+# file survives a killed process; a power failure may cost it, and nothing waits for the disk.
 _SETTINGS = (
     "PRAGMA trusted_schema=OFF", "PRAGMA cell_size_check=ON", "PRAGMA mmap_size=0",
     "PRAGMA secure_delete=ON", "PRAGMA temp_store=MEMORY", "PRAGMA synchronous=OFF",
@@ -77,7 +77,7 @@ def capacity_of(n_bytes: int) -> int:
             high = middle - 1
     if low < _LEAST_TOKENS:
         least = index_bytes(_LEAST_TOKENS)
-        raise ArgumentError(f"a draft memory of {n_bytes} bytes is too small: at least {least}")
+        raise ArgumentError("max_bytes", n_bytes, f"at least {least}")
     return low
 
 
@@ -160,10 +160,12 @@ class Store(Memory):
             raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
         if not os.access(self.path, os.R_OK):
             raise PermissionError(13, "Permission denied")
-        self._is_read_only = self._is_read_only or not os.access(self.path, os.W_OK)
+        can_write = os.access(self.path, os.W_OK)
+        self._is_read_only = self._is_read_only or not can_write
         if not self._is_read_only and info.st_mode & 0o077:
             self.path.chmod(_MODE)
-        mode = "ro" if self._is_read_only else "rw"
+        # A reader too undoes what a killed writer left, if it may.
+        mode = "rw" if can_write else "ro"
         try:
             return sqlite3.connect(
                 f"{self.path.as_uri()}?mode={mode}", uri=True, isolation_level=None,
@@ -220,9 +222,10 @@ class Store(Memory):
         self.digest, self.max_tokens = facts[0]
         if digest is not None and digest != self.digest:
             raise ArgumentError(
-                f"the draft memory {self.path} was made with another vocabulary than {whose} has: "
-                "ids mean other texts there; name a file of its own for each tokenizer"
-            )
+                "draft_memory", self.path, problem=f"was made with another vocabulary than "
+                f"{whose} has: ids "
+                "mean other texts there", remedy="name a file of its own for each tokenizer",
+            )  # fmt: skip
         if not _LEAST_TOKENS <= self.max_tokens <= _MOST_TOKENS:
             raise self._refused(f"it says that it has room for {self.max_tokens} tokens")
 
@@ -340,9 +343,9 @@ class Store(Memory):
             )
         if self._is_read_only:
             raise ArgumentError(
-                f"the draft memory {self.path} can only be read here: give this user the right to "
-                "write it, or name another file"
-            )
+                "draft_memory", self.path, problem="can only be read here",
+                remedy="give this user the right to write it, or name another file",
+            )  # fmt: skip
         with self._readable():
             self._file.execute("BEGIN IMMEDIATE")
             with self._transaction():

@@ -161,10 +161,13 @@ def _check_readable(path: Path) -> None:
             raise PermissionError
     except PermissionError:
         raise ArgumentError(
-            f"{path} cannot be read by this user; give the right to read it, or leave it out"
-        ) from None
+            problem=f"{path} cannot be read by this user",
+            remedy="give the right to read it, or leave it out",
+        ) from None  # fmt: skip
     except OSError:
-        raise ArgumentError(f"{path} does not exist; give files or folders") from None
+        raise ArgumentError(
+            problem=f"{path} does not exist", remedy="give files or folders"
+        ) from None
 
 
 def text_of(path: Path) -> str:
@@ -361,7 +364,9 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
     """
     wanted = text.encode()
     if not wanted:
-        raise ArgumentError('TEXT is "", which every text has in it; --all empties the store')
+        raise ArgumentError(
+            "text", "", problem="is in every text", remedy="empty the store with --all"
+        )
     with store.locked():
         texts = store.texts()
         parents = parents_of(texts, set(range(len(texts))))

@@ -25,7 +25,5 @@ def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Con
     if isinstance(choice, Controller):
         return choice
     if not isinstance(choice, str) or choice not in NAMES:
-        raise ArgumentError(
-            f"controller={choice!r:.60} is not {', '.join(map(repr, NAMES))} or a Controller"
-        )
+        raise ArgumentError("controller", choice, f"{', '.join(map(repr, NAMES))} or a Controller")
     return NAMES[choice]()

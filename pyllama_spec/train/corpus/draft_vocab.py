@@ -47,7 +47,7 @@ def choose_draft_vocab(
     kept = sorted({*always})
     if not len(kept) <= size <= n_vocab:
         raise ArgumentError(
-            f"n_draft_vocab={size} is outside {len(kept)} .. {n_vocab}, the target's vocabulary"
+            "n_draft_vocab", size, f"{len(kept)} to {n_vocab}, the size of the target's vocabulary"
         )
     weight[kept] = np.inf
     # Among tokens that are equally frequent the smaller ids, which merges made earlier.

@@ -89,7 +89,9 @@ class DFlashShape(DraftShape):
     def __post_init__(self) -> None:
         DraftShape.__post_init__(self)
         if not 0 <= self.mask_token < self.n_vocab:
-            raise ArgumentError(f"mask_token={self.mask_token} is outside 0 .. {self.n_vocab - 1}")
+            raise ArgumentError(
+                "mask_token", self.mask_token, f"an id from 0 to {self.n_vocab - 1}"
+            )
 
     @property
     def first_slot(self) -> int:

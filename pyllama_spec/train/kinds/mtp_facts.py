@@ -207,10 +207,10 @@ def check_window(facts: HeadFacts, name: str, n_ctx: int, n_steps: int) -> None:
     """
     if facts.n_window and n_ctx + n_steps > facts.n_window:
         raise ArgumentError(
-            f"{name}: its MTP head attends only to the last {facts.n_window} tokens, and texts of "
-            f"{n_ctx} with {n_steps} drafted ones are longer; give n_ctx (--n-ctx) of at most "
-            f"{facts.n_window - n_steps}"
-        )
+            "n_ctx", n_ctx, f"at most {facts.n_window - n_steps}: the MTP head of {name} attends "
+            "only to "
+            f"the last {facts.n_window} tokens, {n_steps} of them drafted",
+        )  # fmt: skip
 
 
 class _Keys:

@@ -86,12 +86,13 @@ class DraftShape(ABC):
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head or (self.n_embd // self.n_head) % 2:
             raise ArgumentError(
-                f"n_head={self.n_head} does not divide the width {self.n_embd} into heads of an "
-                "even size"
+                "n_head",
+                self.n_head,
+                f"a divisor of the width {self.n_embd} with heads of an even size",
             )
         if self.n_head % self.n_head_kv:
             raise ArgumentError(
-                f"n_head={self.n_head} is not a multiple of n_head_kv={self.n_head_kv}"
+                "n_head", self.n_head, f"a multiple of `n_head_kv={self.n_head_kv}`"
             )
 
     @property
@@ -143,7 +144,7 @@ def default_n_head(n_embd: int, target_n_head: int) -> int:
         return target_n_head
     size = next((size for size in _HEAD_SIZES[1:] if n_embd % size == 0), 0)
     if not size:
-        raise ArgumentError(f"a width of {n_embd} is odd: no attention head fits it")
+        raise ArgumentError("n_embd", n_embd, "an even width, which attention heads fit")
     return n_embd // size
 
 
