@@ -202,13 +202,39 @@ class ToolChats:
     ) -> ArgumentError:
         """The error of a refused chat, with the template's own message if it has one."""
         others = {name: value for name, value in variables.items() if name != "tools"}
+        place = self._refused_part(messages, variables)
         try:
             self._template.render(messages, tools=variables["tools"], **others)
         except ArgumentError as refusal:
             error = refusal
         except UnsupportedError:
             pass
-        return ArgumentError("messages", problem=error.problem.replace(_BEFORE_REFUSAL, ""))
+        return ArgumentError("messages", problem=place + error.problem.replace(_BEFORE_REFUSAL, ""))
+
+    def _refused_part(
+        self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
+        """The tool and parameter that the template cannot render alone; "" if it is none."""
+
+        def fails(*tools: Mapping[str, Any]) -> bool:
+            chat = _Chat(self._parser, ToolRequest(tools), None)
+            try:
+                chat.session(messages, {**variables, "tools": tools})
+            except ArgumentError:
+                return True
+            return False
+
+        if fails():
+            return ""
+        for tool in filter(fails, variables["tools"]):
+            function = tool["function"]
+            schema = function.get("parameters") or {}
+            for name, one in (schema.get("properties") or {}).items():
+                alone = {**schema, "properties": {name: one}, "required": [name]}
+                if fails({**tool, "function": {**function, "parameters": alone}}):
+                    return f"tool {_name(tool)}, parameter {name}: "
+            return f"tool {_name(tool)}: "
+        return ""
 
     def close(self) -> None:
         """Releases the parser."""
