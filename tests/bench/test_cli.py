@@ -54,10 +54,10 @@ def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["-d", "nix"], "--draft 'nix'"),
+        (["-d", "nix"], "--draft nix"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--json", "/dev/full"], "is a"),
-        (["--plot", "x.doc"], "should end in"),
+        (["--plot", "x.doc"], "--plot x.doc"),
     ],
 )
 def test_failures_are_one_line(

