@@ -1277,16 +1277,13 @@ _OWN_ATTRIBUTES = frozenset((
 
 
 def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
-    """An error of one prompt of a list."""
-    if isinstance(error, ArgumentError) and error.param == "prompt":
-        return error.copied(param=f"prompt[{i}]")
-    return error.copied(
-        param=f"prompt[{i}]",
-        problem=f"prompt {i} of the list: {error}",
-        expected="",
-        remedy="",
-        setup="",
-    )
+    """An error of one prompt of a list, with its number; other errors are those of all."""
+    if not error.param.startswith("prompt"):
+        return error
+    param, problem = f"prompt[{i}]{error.param.removeprefix('prompt')}", error.problem
+    if isinstance(error, ContextFullError):  # its message does not begin with the param
+        problem = f"prompt {i} of the list: {problem}"
+    return error.copied(param=param, problem=problem)
 
 
 def _check_lengths(prompts: Sequence[Sequence[int]], n_ctx: int) -> None:
