@@ -168,8 +168,7 @@ class Chats:
         if own.get("add_generation_prompt") is False and not which:
             raise ArgumentError(
                 "add_generation_prompt", False, problem="without `continue_final_message` is for "
-                "chats "
-                "without `tools` and `reasoning_format`: their answers are read from their "
+                "chats without `tools` and `reasoning_format`: their answers are read from their "
                 "beginning",
             )  # fmt: skip
         name = field_to_continue(messages, which) if which else None

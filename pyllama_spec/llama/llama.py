@@ -1297,8 +1297,7 @@ def _log_line(record: GenerationRecord) -> str:
     return (
         f"{usage['prompt_tokens']} tokens read in {timing['prompt_s']:.3f} s, "
         f"{usage['completion_tokens']} generated in {timing['decode_s']:.3f} s "
-        f"({timing['decode_tps']:.1f} per second), "
-        f"{record.stats.tokens_per_round:.2f} per round\n"
+        f"({timing['decode_tps']:.1f} per second), {record.stats.tokens_per_round:.2f} per round\n"
     )
 
 

@@ -125,8 +125,7 @@ class ModelList:
             if not name.isprintable():
                 raise ArgumentError(
                     problem=f"the name {name!r:.300} has characters that cannot be printed: it "
-                    "stands in lines "
-                    "of the log", remedy="name the model otherwise",
+                    "stands in lines of the log", remedy="name the model otherwise",
                 )  # fmt: skip
         if self.default not in names:
             raise ArgumentError(
