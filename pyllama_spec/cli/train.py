@@ -138,10 +138,8 @@ def _add_run(parser: argparse.ArgumentParser, kind: _Kind) -> argparse._Argument
 
 def _bytes_of(max_disk: float) -> int:
     """Parses --max-disk as bytes."""
-    if max_disk < 0:
-        raise ArgumentError("max_disk", max_disk, "a number of gigabytes from 0 on")
-    if not math.isfinite(max_disk * _GB):
-        raise ArgumentError("max_disk", max_disk, "a finite number of gigabytes")
+    if not 0 <= max_disk * _GB < math.inf:
+        raise ArgumentError("max_disk_bytes", max_disk, "a finite number of gigabytes from 0 on")
     return int(max_disk * _GB)
 
 
