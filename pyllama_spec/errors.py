@@ -127,8 +127,6 @@ class Face:
 
 
 PYTHON = Face()
-# What a file of TOML writes for Python's values.
-TOML_WORDS: Mapping[str, str] = {"True": "true", "False": "false"}
 
 
 class Note(UserWarning):

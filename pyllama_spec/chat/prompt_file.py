@@ -18,7 +18,7 @@ from pyllama_spec.chat.prompts import check_fits, prompt_tokens
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import text as checked_text
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
+from pyllama_spec.errors import OMITTED, ArgumentError, PyllamaSpecError, shown
 from pyllama_spec.files import read_text
 
 # What messages show of a line that would be read.
@@ -74,7 +74,10 @@ class Prompt:
                 check_fits(vocab, self.text, n_ctx)
             return prompt_tokens(vocab, self.text)
         except PyllamaSpecError as error:
-            raise type(error)(f"prompt {self.id!r}: {error}") from None
+            raise error.copied(
+                problem=f"prompt {self.id!r}: {error}", param="", value=OMITTED, expected="",
+                remedy="", setup="",
+            ) from None  # fmt: skip
 
 
 def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...]:

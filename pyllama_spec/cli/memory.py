@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pyllama_spec.cli.options import path_argument
+from pyllama_spec.cli.wording import say
 from pyllama_spec.drafters.suffix import upkeep
 from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store, capacity_of, vocabulary_digest
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, escaped
-from pyllama_spec.terminal import ProgressBar, fitted
+from pyllama_spec.terminal import ProgressBar
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _SHOWN_CHARACTERS = 200
@@ -116,13 +116,13 @@ def _build(args: argparse.Namespace) -> int:
         bar = ProgressBar(f"reading into {args.store.name}")
         with _none_left_empty(store):
             n_files, trial = upkeep.build(store, model.vocab, found.files, bar)
-    _say(f"{n_files} files with text; {_summary(store)}")
+    say(f"{n_files} files with text; {_summary(store)}")
     if found.n_links:
-        _say(f"links in the folders, left out: {found.n_links}; name what they lead to")
+        say(f"links in the folders, left out: {found.n_links}; name what they lead to")
     if trial is None:
-        _say("too few files for an estimate of what it is worth")
+        say("too few files for an estimate of what it is worth")
     else:
-        _say(
+        say(
             f"of {trial.n_tokens} tokens of files that were held out, copies would have given "
             f"{trial.n_accepted / max(trial.n_tokens, 1):.0%}: {trial.tokens_per_round:.2f} tokens "
             "per round"
@@ -155,12 +155,12 @@ def _show(args: argparse.Namespace) -> int:
         ]  # fmt: skip
         print(json.dumps({**facts, "newest": rows}))
         return 0
-    _say(_summary(store))
+    say(_summary(store))
     if any(is_later_part):
-        _say("a text after ... continues one that the store holds already")
+        say("a text after ... continues one that the store holds already")
     for one, text, is_later in zip(texts, newest, is_later_part, strict=True):
         line = "... " * is_later + escaped(" ".join(text.split())[:_SHOWN_CHARACTERS])
-        _say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
+        say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
     return 0
 
 
@@ -189,7 +189,7 @@ def _merge(args: argparse.Namespace) -> int:
 
     with _none_left_empty(store):
         n_new = store.take(texts())
-    _say(f"{n_new} texts came in; {_summary(store)}")
+    say(f"{n_new} texts came in; {_summary(store)}")
     return 0
 
 
@@ -210,7 +210,7 @@ def _prune(args: argparse.Namespace) -> int:
     store = _opened(args.store)
     max_tokens = None if size is None else capacity_of(size)
     n = upkeep.prune(store, max_tokens=max_tokens, days=args.days)
-    _say(f"texts removed: {n}; {_summary(store)}")
+    say(f"texts removed: {n}; {_summary(store)}")
     return 0
 
 
@@ -231,7 +231,7 @@ def _forget(args: argparse.Namespace) -> int:
         n = f"{n_found + n_more}"
         if n_more:
             n += f" ({n_found} with TEXT, {n_more} other parts of the same conversations)"
-    _say(f"texts removed: {n}; {_summary(store)}")
+    say(f"texts removed: {n}; {_summary(store)}")
     return 0
 
 
@@ -274,7 +274,3 @@ def _summary(store: Store) -> str:
 
 def _date(minute: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(60 * minute))
-
-
-def _say(line: str) -> None:
-    print(fitted(line, sys.stdout, 2))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from pyllama_spec.cli.options import add_options, given, path_argument
+from pyllama_spec.cli.wording import say
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
-from pyllama_spec.terminal import fitted
 from pyllama_spec.train import (
     CorpusConfig,
     DFlashFitConfig,
@@ -186,46 +185,42 @@ def run_train(args: argparse.Namespace) -> int:
 
 
 def _print_use(report: UseReport) -> None:
-    _say(
+    say(
         f"learned from {report.n_answer_tokens} answer tokens of {report.n_conversations} "
         f"conversations, of which a draft had missed {report.n_missed}: "
         + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.seconds.items())
     )
-    _say(f"held-out conversations: {report.before} before, {report.after} now")
-    _say(f"other text: {report.others_before} before, {report.others_after} now")
+    say(f"held-out conversations: {report.before} before, {report.after} now")
+    say(f"other text: {report.others_before} before, {report.others_after} now")
     for note in report.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     if not report.is_replaced:
-        _say(f"{report.path} is as it was: {report.why_not}")
+        say(f"{report.path} is as it was: {report.why_not}")
     elif report.kept is None:
-        _say(f"{report.path} is the new draft")
+        say(f"{report.path} is the new draft")
     else:
         kept = report.kept if report.path.is_symlink() else report.kept.name
-        _say(f"{report.path} is the new draft; the one before is {kept}")
+        say(f"{report.path} is the new draft; the one before is {kept}")
 
 
 def _print_report(report: TrainReport, work: Path) -> None:
     before, after = report.untrained, report.trained
     by_depth = " / ".join(f"{share:.2f}" for share in after.by_depth)
-    _say(f"{report.path}: {report.n_bytes / 1e6:.1f} MB" if not report.why_not
+    say(f"{report.path}: {report.n_bytes / 1e6:.1f} MB" if not report.why_not
          else f"{report.path} was not written: {report.why_not}")  # fmt: skip
     if after.n_rounds:
-        _say(f"held-out greedy text: accepted {by_depth}, {after} "
+        say(f"held-out greedy text: accepted {by_depth}, {after} "
              f"(untrained {before.tokens_per_round:.2f})")  # fmt: skip
         if not report.why_not and after.tokens_per_round <= before.tokens_per_round:
-            _say("note: training made the draft no better than it was before the first step: it is "
+            say("note: training made the draft no better than it was before the first step: it is "
                  "too weak to use. Train on more text (--tokens)")  # fmt: skip
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.seconds.items())
-    _say(
+    say(
         f"trained on {report.n_answer_tokens} answer tokens, {report.n_tokens_seen} seen; "
         f"this run: {stages}"
     )
     left = f"text, features, checkpoints and curves are in {work}"
-    _say(f"{left}; with more --tokens the same command adds to that text" if report.why_not
+    say(f"{left}; with more --tokens the same command adds to that text" if report.why_not
          else f"{left}; the draft does not need them")  # fmt: skip
     for note in report.notes:
-        _say(f"note: {note}")
-
-
-def _say(text: str) -> None:
-    print(fitted(text, sys.stdout, 2))
+        say(f"note: {note}")

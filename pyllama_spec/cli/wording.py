@@ -136,3 +136,8 @@ def notes_held() -> Iterator[None]:
 
 def _print_note(note: str) -> None:
     print(dim(fitted(note, sys.stderr, 1), sys.stderr), file=sys.stderr)
+
+
+def say(line: str) -> None:
+    """Prints a line of a command, wrapped on a narrow terminal."""
+    print(fitted(line, sys.stdout, 2))

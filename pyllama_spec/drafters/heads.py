@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.drafters.base import DraftRequest
 from pyllama_spec.drafters.draft_memory import Chain, passed
-from pyllama_spec.drafters.kinds import DFLASH, EAGLE3, MTP, HeadKind
+from pyllama_spec.drafters.kinds import DFLASH, EAGLE3, INSTEAD, MTP, HeadKind
 from pyllama_spec.drafters.model_drafter import ModelDrafter, head_share, note_of_few_bits
 from pyllama_spec.drafters.options import FileOptions
 from pyllama_spec.drafters.output_part import reduced_output
@@ -240,19 +240,16 @@ class Mtp(Head):
         }
 
 
-_INSTEAD = 'give a draft\'s file, or draft="suffix"'
-
-
 def why_no_head(model: Model) -> str:
     """The reason why a model cannot draft with its own head, as the end of a sentence."""
     info = model.info
     if not info.n_heads:
-        return f"({info.arch}) has no MTP head; {_INSTEAD}"
+        return f"({info.arch}) has no MTP head; {INSTEAD}"
     try:
         model.check_draft_of(model)
     except ArgumentError as error:
-        return f"cannot draft for itself: {str(error).partition(': ')[2]}; {_INSTEAD}"
-    return f"was opened without its MTP head; {_INSTEAD}"
+        return f"cannot draft for itself: {str(error).partition(': ')[2]}; {INSTEAD}"
+    return f"was opened without its MTP head; {INSTEAD}"
 
 
 def head_class(kind: HeadKind) -> type[Head]:

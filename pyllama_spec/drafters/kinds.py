@@ -84,3 +84,5 @@ MTP = HeadKind("mtp", "an MTP head", Pairing(-1, 0), "", 3, 6, waits_for_prompt=
 
 # The kinds with files of their own, by architecture.
 HEADS = {kind.arch: kind for kind in (EAGLE3, DFLASH)}
+# The remedy for a model without a head to draft with.
+INSTEAD = 'give a draft\'s file, or `draft="suffix"`'

@@ -141,8 +141,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             raise ArgumentError(
                 "draft", problem=f"does not fit: {error}",
                 remedy='give a draft that was made for this target, or `draft="suffix"`, which '
-                'fits every '
-                "model",
+                'fits every model',
             ) from None  # fmt: skip
 
     @property

@@ -70,8 +70,7 @@ class NgramTable:
         if not keys.shape == ids.shape == p.shape or keys.ndim != 1:
             raise ArgumentError(
                 problem=f"the n-gram table is damaged: {keys.shape} keys, {ids.shape} ids, "
-                f"{p.shape} "
-                "probabilities"
+                f"{p.shape} probabilities"
             )
         if bool((keys[1:] <= keys[:-1]).any()):
             raise ArgumentError(problem="the n-gram table is damaged: its keys do not rise")
@@ -79,8 +78,7 @@ class NgramTable:
         if len(bad):
             raise ArgumentError(
                 problem=f"the n-gram table proposes token {bad[0]}, and the target's vocabulary "
-                f"has {n_vocab}; "
-                "it was made for another target, or is damaged"
+                f"has {n_vocab}; it was made for another target, or is damaged"
             )
         if bool((p < 0).any()):
             raise ArgumentError(problem="the n-gram table is damaged: a probability is below 0")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.drafters.base import Drafter, NoDrafter, overrides
-from pyllama_spec.drafters.kinds import HEADS
+from pyllama_spec.drafters.kinds import HEADS, INSTEAD
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.engine.checks import meant
@@ -48,7 +48,6 @@ class GrammarOnly(NoDrafter):
 
 NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
 SUFFIX, AUTO = "suffix", "auto"
-INSTEAD = f'give a draft\'s file, or draft="{SUFFIX}"'
 # MODULE:FUNCTION, which a command takes for a drafter of the user's.
 _WORD = r"[^\W\d]\w*"
 OWN_DRAFTER = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
@@ -248,20 +247,20 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     return False
 
 
-def _check_head(target: str | os.PathLike[str], instead: str, whose: str) -> None:
+def _check_head(target: str | os.PathLike[str], draft: str, instead: str = INSTEAD) -> None:
     """Raises unless a file's keys show an MTP head to draft with. Loads nothing."""
     path = Path(target)
     fault = _head_fault(path)
     if fault:
         raise ArgumentError(
-            "draft", problem=f"of {whose} cannot be used: {path.name} {fault}", remedy=instead
+            "draft", draft, problem=f"cannot be used: {path.name} {fault}", remedy=instead
         )
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
     """Raises if the files' keys rule out the draft. Loads nothing."""
     if draft == MTP or (isinstance(draft, Drafter) and draft.wants_head):
-        _check_head(target, INSTEAD, f'draft="{MTP}"')
+        _check_head(target, MTP)
     elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
         _arch_of(draft)
 
@@ -281,8 +280,7 @@ def open_before(
     drafter = make_drafter(draft, options)
     with closed_on_failure(None if drafter is draft else drafter):
         if drafter.wants_head:
-            whose = f'draft="{MTP}"' if drafter.name == MTP else f"the drafter {drafter.name!r}"
-            _check_head(target, instead, whose)
+            _check_head(target, drafter.name, instead)
     return drafter
 
 

@@ -26,8 +26,10 @@ class TemplateProgram:
         try:
             check(code, "cannot read the chat template")
         except (ArgumentError, UnsupportedError) as error:
-            told = " ".join(str(error).split())
-            raise UnsupportedError(f"{told:.400}; give another as chat_template=") from None
+            problem = " ".join(error.problem.split())
+            raise UnsupportedError(
+                f"{problem:.400}", setup="give another as `chat_template`"
+            ) from None
         self._pointer = ffi.gc(out[0], lib.llama_spec_template_free)
         found = json.loads(_taken(strings))
         self.words, self.lookups = frozenset[str](found["all"]), tuple[str, ...](found["compared"])

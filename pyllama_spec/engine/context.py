@@ -263,11 +263,6 @@ class Context(Owner):
                 self.failure, self.has_failed = kind(last_error()), True
         return self.has_failed
 
-    def check_process(self) -> None:
-        """Raises a ForkedError in a forked child, before it waits for a thread it lacks."""
-        if self.is_forked:
-            check(lib.llama_spec_synchronize(self.handle), "cannot compute")
-
     def decode(self, batch: Batch, *, encode: bool = False) -> None:
         """Computes a batch and waits for it. Releases the GIL meanwhile.
 

@@ -152,9 +152,8 @@ def bounded_n_threads(n_threads: int | None) -> int:
     n_cores = max(len(usable) if usable is not None else os.cpu_count() or 1, 1)
     if n_threads > n_cores:
         warn(
-            f"`n_threads={n_threads}`: this process may use {n_cores} "
-            f"core{'s' * (n_cores > 1)}, so the context gets as many threads; more would only wait "
-            "for one another",
+            f"`n_threads={n_threads}`: this process may use {n_cores} core{'s' * (n_cores > 1)}, "
+            "so the context gets as many threads; more would only wait for one another",
         )
     return min(n_threads, n_cores)
 

@@ -55,16 +55,6 @@ def _stored(key: Sequence[int], state: LlamaState) -> StateKey:
     return StateKey(key, state.owner)
 
 
-def longest_token_prefix(a: Iterable[int], b: Iterable[int]) -> int:
-    """The length of the common prefix of two token lists."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
-
-
 class BaseLlamaCache(ABC):
     """The interface of Llama.set_cache(): maps tokens to states.
 
@@ -96,8 +86,8 @@ class BaseLlamaCache(ABC):
 
 def _closest(keys: Iterable[StateKey], key: StateKey) -> StateKey | None:
     own = (known for known in keys if key.is_met_by(known))
-    best = max(own, key=lambda known: longest_token_prefix(known, key), default=None)
-    return best if best is not None and longest_token_prefix(best, key) > 0 else None
+    best = max(own, key=lambda known: n_common(known, key), default=None)
+    return best if best is not None and n_common(best, key) > 0 else None
 
 
 class LlamaRAMCache(BaseLlamaCache):

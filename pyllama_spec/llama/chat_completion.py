@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.chat.prompts import check_fits, template_variables
@@ -19,23 +19,16 @@ from pyllama_spec.chat.template import (
     render_continued,
 )
 from pyllama_spec.constraints import schema_of
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import ChatParser, Model, Vocab
+from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, warn
 from pyllama_spec.llama.open_options import ChatHandler
-from pyllama_spec.requests.options import EFFORTS, RequestOptions
+from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
     from pyllama_spec.chat.tools import ToolChats, ToolRequest
-
-
-from collections.abc import Callable
-from dataclasses import replace
-
-from pyllama_spec.engine import ChatParser, Vocab
-from pyllama_spec.engine.chat import ends_in_thought
-from pyllama_spec.requests.options import OF_CHATS
 
 # The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
@@ -175,8 +168,7 @@ class Chats:
         if own.get("add_generation_prompt") is False and not which:
             raise ArgumentError(
                 "add_generation_prompt", False, problem="without `continue_final_message` is for "
-                "chats "
-                "without `tools` and `reasoning_format`: their answers are read from their "
+                "chats without `tools` and `reasoning_format`: their answers are read from their "
                 "beginning",
             )  # fmt: skip
         name = field_to_continue(messages, which) if which else None

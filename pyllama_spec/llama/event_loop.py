@@ -85,7 +85,7 @@ async def _made(work: Future[Any], timeout_s: object) -> Any:
     if not done:
         work.add_done_callback(_give_up)
         raise DeadlineError(
-            f"the request did not start within timeout_s={timeout_s}; give it more time"
+            f"the request did not start within `timeout_s={timeout_s}`", remedy="give it more time"
         )
     try:
         return work.result()

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -23,9 +24,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.chat.prompts import chat_top_logprobs, check_fits, template_variables
+from pyllama_spec.chat.prompts import (
+    chat_top_logprobs,
+    check_fits,
+    fim_tokens,
+    prompt_tokens,
+    template_variables,
+)
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
-from pyllama_spec.engine import Adapter, Context, Model, Sampler
+from pyllama_spec.engine import Adapter, Context, Model, Sampler, Vocab
 from pyllama_spec.engine.checks import boolean, instance, integer
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.context_params import POOLING
@@ -38,12 +45,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     UnsupportedError,
 )
-from pyllama_spec.llama.caches import (
-    BaseLlamaCache,
-    CachedRuns,
-    holds_more,
-    longest_token_prefix,
-)
+from pyllama_spec.llama.caches import BaseLlamaCache, CachedRuns, holds_more
 from pyllama_spec.llama.calls import (
     CHAT,
     TEXT,
@@ -68,12 +70,11 @@ from pyllama_spec.llama.loading import (
     open_runtime,
     why_not_generating,
 )
-from pyllama_spec.llama.open_model import LlamaState, Logits, OpenModel
+from pyllama_spec.llama.open_model import LlamaState, Logits, OpenModel, SeedStream
 from pyllama_spec.llama.open_options import (
     ChatHandler,
     OpenOptions,
     context_numbers,
-    for_model,
     keywords_of,
     model_numbers,
     warn_of_length,
@@ -105,18 +106,13 @@ from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.requests.samplers import guided_sampler
 from pyllama_spec.requests.stream import Generation
 from pyllama_spec.speculative import SequenceState, make_controller
+from pyllama_spec.speculative.sequence import Adapters, n_common
 from pyllama_spec.speculative.target_batch import DecodeCounts
 from pyllama_spec.terminal import ProgressBar
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
     from pyllama_spec.chat.tools import ToolRequest
-
-
-from pyllama_spec.chat.prompts import fim_tokens, prompt_tokens
-from pyllama_spec.engine import Vocab
-from pyllama_spec.llama.open_model import SeedStream
-from pyllama_spec.speculative.sequence import Adapters, n_common
 
 __all__ = ["Llama", "LlamaState"]
 
@@ -173,7 +169,8 @@ class Llama(Closeable):
             model, drafter, draft_s = open_pair(draft, options, controller)
             own = None if drafter is draft and draft_model is None else drafter  # closed with this
             with closed_on_failure(own, model):
-                params = for_model(params, model)
+                if not model.is_on_gpu:
+                    params = replace(params, op_offload=False)
                 why_not = why_not_generating(model, options.vocab_only, options.embedding)
                 runtime = None if why_not else open_runtime(
                     model, params, drafter, options.n_draft, options.n_parallel, controller,
@@ -1225,7 +1222,7 @@ class Llama(Closeable):
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         """The length of the common prefix of two token lists."""
-        return longest_token_prefix(a, b)
+        return n_common(a, b)
 
     # ---- the end
 
@@ -1277,16 +1274,13 @@ _OWN_ATTRIBUTES = frozenset((
 
 
 def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
-    """An error of one prompt of a list."""
-    if isinstance(error, ArgumentError) and error.param == "prompt":
-        return error.copied(param=f"prompt[{i}]")
-    return error.copied(
-        param=f"prompt[{i}]",
-        problem=f"prompt {i} of the list: {error}",
-        expected="",
-        remedy="",
-        setup="",
-    )
+    """An error of one prompt of a list, with its number; other errors are those of all."""
+    if not error.param.startswith("prompt"):
+        return error
+    param, problem = f"prompt[{i}]{error.param.removeprefix('prompt')}", error.problem
+    if isinstance(error, ContextFullError):  # its message does not begin with the param
+        problem = f"prompt {i} of the list: {problem}"
+    return error.copied(param=param, problem=problem)
 
 
 def _check_lengths(prompts: Sequence[Sequence[int]], n_ctx: int) -> None:
@@ -1303,8 +1297,7 @@ def _log_line(record: GenerationRecord) -> str:
     return (
         f"{usage['prompt_tokens']} tokens read in {timing['prompt_s']:.3f} s, "
         f"{usage['completion_tokens']} generated in {timing['decode_s']:.3f} s "
-        f"({timing['decode_tps']:.1f} per second), "
-        f"{record.stats.tokens_per_round:.2f} per round\n"
+        f"({timing['decode_tps']:.1f} per second), {record.stats.tokens_per_round:.2f} per round\n"
     )
 
 

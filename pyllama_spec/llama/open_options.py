@@ -11,7 +11,7 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
@@ -500,11 +500,6 @@ def warn_of_unknown(unknown: Iterable[str]) -> None:
             continue
         guess = meant(keyword, KEYWORDS)
         warn(f"Llama has no keyword {keyword!r}{guess}")
-
-
-def for_model(params: ContextParams, model: Model) -> ContextParams:
-    """Warns of options that have no effect on this model."""
-    return params if model.is_on_gpu else replace(params, op_offload=False)
 
 
 def warn_of_length(params: ContextParams, model: Model) -> None:

@@ -70,9 +70,8 @@ class Result(dict[str, Any]):
             sources = sources_in_words(speculation.get("by_source", {}))
             sources = sources and f" ({sources})"
             parts.append(
-                f"{speculation['drafter']}: {accepted} of {drafted} drafted tokens accepted"
-                f"{sources}, "
-                f"{speculation['tokens_per_round']:.2f} tokens per round"
+                f"{speculation['drafter']}: {accepted} of {drafted} drafted tokens "
+                f"accepted{sources}, {speculation['tokens_per_round']:.2f} tokens per round"
             )
         if speculation.get("note"):
             parts.append(speculation["note"])

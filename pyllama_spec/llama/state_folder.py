@@ -24,6 +24,7 @@ from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.errors import ArgumentError, warn
 from pyllama_spec.llama.caches import BaseLlamaCache, StateKey
 from pyllama_spec.llama.open_model import LlamaState
+from pyllama_spec.speculative.prefixes import n_common_ids
 
 _MAGIC, _VERSION, _SUFFIX = b"pspx", 1, ".prefix"
 _LENGTH = struct.Struct("<I")
@@ -53,7 +54,7 @@ class _Known:
     n_bytes: int
 
 
-class StateFolder(BaseLlamaCache):
+class LlamaDiskCache(BaseLlamaCache):
     """A cache in a folder, which is created with access for its owner alone.
 
     The files take capacity_bytes at most; the least recently used are removed first.
@@ -66,9 +67,13 @@ class StateFolder(BaseLlamaCache):
     # The shortest text that is worth a file, and by how much one has to grow for another one.
     min_tokens = min_new = 1
 
-    def __init__(self, folder: str | os.PathLike[str], capacity_bytes: int) -> None:
+    def __init__(
+        self,
+        cache_dir: str | os.PathLike[str] = ".cache/llama_cache",
+        capacity_bytes: int = 2 << 30,
+    ) -> None:
         super().__init__(capacity_bytes)
-        self._folder = Path(folder)
+        self._folder = Path(cache_dir)
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
         try:
@@ -115,9 +120,7 @@ class StateFolder(BaseLlamaCache):
             for name, one in self._known.items():
                 if owner is not None and one.owner != owner:
                     continue
-                n = min(len(asked), len(one.tokens))
-                differ = np.flatnonzero(asked[:n] != one.tokens[:n])
-                n = int(differ[0]) if len(differ) else n
+                n = n_common_ids(asked, one.tokens)
                 if n > (best[1] if best else 0):
                     best = name, n
         return best
@@ -193,17 +196,6 @@ class StateFolder(BaseLlamaCache):
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
-
-
-class LlamaDiskCache(StateFolder):
-    """A cache in a folder; see StateFolder."""
-
-    def __init__(
-        self,
-        cache_dir: str | os.PathLike[str] = ".cache/llama_cache",
-        capacity_bytes: int = 2 << 30,
-    ) -> None:
-        super().__init__(cache_dir, capacity_bytes)
 
 
 def _bytes_of(owner: str, state: LlamaState) -> bytes:

@@ -349,7 +349,7 @@ class Runner:
             if run.is_inline:
                 with self._lock:
                     run.unread_since, run.reader = monotonic(), threading.get_ident()
-                    if self._line.n_wanted:
+                    if self._line.n_wanted or self._n_exclusive:
                         self._wake()
 
     def _take(self, run: Run) -> Piece | None:

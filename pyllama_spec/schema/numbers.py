@@ -172,8 +172,8 @@ class _Digits:
         if self._units:
             cuts = set(range(11))
         else:
-            told = {int(x) for x, side in zip(others, state.sides, strict=True) if x and not side}
-            cuts = {0, 10, *told, *(digit + 1 for digit in told)}
+            known = {int(x) for x, side in zip(others, state.sides, strict=True) if x and not side}
+            cuts = {0, 10, *known, *(digit + 1 for digit in known)}
             if not (state.has_value and (state.has_fraction or not is_behind_point)):
                 cuts.add(1)
         ends = sorted((cuts | {1}) - {0} if is_first else cuts)

@@ -128,14 +128,14 @@ def api_error(error: BaseException, retry_after_s: int, given: Collection[str] =
 
     Hides the message of an unexpected exception.
     """
-    told = error if isinstance(error, ApiError) else _of_kind(error, face_of(given))
-    told.message = limited(told.message)  # a client's own text, of megabytes
-    if told.status in (429, 503):
-        told.headers["Retry-After"] = str(retry_after_s)
-        told.message = told.message.replace(LATER, f"try again in {retry_after_s} s")
-    elif told.status == 504:
-        told.headers.update(NO_RETRY)
-    return told
+    shown_error = error if isinstance(error, ApiError) else _of_kind(error, face_of(given))
+    shown_error.message = limited(shown_error.message)  # a client's own text, of megabytes
+    if shown_error.status in (429, 503):
+        shown_error.headers["Retry-After"] = str(retry_after_s)
+        shown_error.message = shown_error.message.replace(LATER, f"try again in {retry_after_s} s")
+    elif shown_error.status == 504:
+        shown_error.headers.update(NO_RETRY)
+    return shown_error
 
 
 def _of_kind(error: BaseException, face: Face) -> ApiError:

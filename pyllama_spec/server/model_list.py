@@ -125,8 +125,7 @@ class ModelList:
             if not name.isprintable():
                 raise ArgumentError(
                     problem=f"the name {name!r:.300} has characters that cannot be printed: it "
-                    "stands in lines "
-                    "of the log", remedy="name the model otherwise",
+                    "stands in lines of the log", remedy="name the model otherwise",
                 )  # fmt: skip
         if self.default not in names:
             raise ArgumentError(
@@ -181,7 +180,7 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
     """
     file = Path(path)
     text = read_text(file, "the models' file")
-    with _told(str(path)):
+    with _errors_of(str(path)):
         listed = _decoded(text)
         for name in listed.defaults:
             if name in ("aliases", "adapters"):
@@ -221,7 +220,7 @@ def _decoded(text: str) -> _File:
 
 
 @contextmanager
-def _told(place: str) -> Iterator[None]:
+def _errors_of(place: str) -> Iterator[None]:
     """Prefixes errors in the block with the part of the file."""
     try:
         yield
@@ -229,16 +228,16 @@ def _told(place: str) -> Iterator[None]:
         # TOML writes true and false.
         text = re.sub(r"(?<!['\"])\b(True|False)\b", lambda word: word[0].lower(), str(error))
         kind = UnsupportedError if isinstance(error, UnsupportedError) else ArgumentError
-        raise kind(f"{place}: {text}") from None
+        raise kind(problem=f"{place}: {text}") from None
 
 
 def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:
     """The model of a table and [defaults]; an error that [defaults] has alone names it."""
     try:
-        with _told(f"models.{name}"):
+        with _errors_of(f"models.{name}"):
             return _spec(name, {**listed.defaults, **listed.models[name]}, folder)
     except ArgumentError:
-        with _told("defaults"):
+        with _errors_of("defaults"):
             _spec(name, {"model_path": name, **listed.defaults}, folder)
         raise
 

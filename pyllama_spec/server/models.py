@@ -465,14 +465,14 @@ _MIB = 1 << 20
 
 
 class Models:
-    """All models of a server; or one open Llama, which answers to any name."""
+    """All models of a server; or one open Llama, `only`, which answers to any name."""
 
     def __init__(self, listed: ModelList | Llama, settings: ServerSettings) -> None:
         self.serving = serving = Serving(settings)
-        self._only: ServedModel | None = None
+        self.only: ServedModel | None = None
         if isinstance(listed, Llama):
             name = settings.alias or Path(listed.model_path).name
-            self._only = only = ServedModel(name, None, settings.aliases)
+            self.only = only = ServedModel(name, None, settings.aliases)
             only.service = Service(listed, settings, name, serving.metrics.of(name))
             only.count_bytes()
             spec = ModelSpec(name=name, keywords={})
@@ -495,15 +495,10 @@ class Models:
 
     # ---- for requests
 
-    @property
-    def only(self) -> ServedModel | None:
-        """The only model of a server without a list."""
-        return self._only
-
     def find(self, name: str | None) -> ChosenModel:
         """The model of a name; None for a request without one."""
-        if self._only is not None:
-            return ChosenModel(self._only, None)
+        if self.only is not None:
+            return ChosenModel(self.only, None)
         default = self._listed.default
         choice = self._by_name.get(default if name is None else name)
         if choice is None and self._listed.takes_any_name:
@@ -941,7 +936,7 @@ class Models:
     @property
     def is_ready(self) -> bool:
         """Whether all preloads have ended, successfully or not; and that the only model works."""
-        return self._preloads == [] and (self._only is None or self._only.takes_requests)
+        return self._preloads == [] and (self.only is None or self.only.takes_requests)
 
     def counts(self) -> dict[str, int]:
         """The number of models in each state."""

@@ -177,7 +177,7 @@ def _document(given: str | dict[str, Any]) -> str:
     text = given.get("text") if isinstance(given, dict) else given
     if not isinstance(text, str):
         raise ApiError(
-            400, "a document is a text, or an object with one as `text`", "invalid_value",
+            400, "a document is a text, or an object with one in text", "invalid_value",
             "documents",
         )  # fmt: skip
     return text

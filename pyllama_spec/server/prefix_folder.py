@@ -12,12 +12,12 @@ from contextlib import suppress
 
 from pyllama_spec.engine.checks import count
 from pyllama_spec.llama.open_model import LlamaState
-from pyllama_spec.llama.state_folder import StateFolder
+from pyllama_spec.llama.state_folder import LlamaDiskCache
 
 _MAX_QUEUED = 2
 
 
-class PrefixFolder(StateFolder):
+class PrefixFolder(LlamaDiskCache):
     """See the module's docstring; for Llama.set_cache().
 
     Args:

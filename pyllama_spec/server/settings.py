@@ -146,8 +146,7 @@ def check_origin(text: str) -> str:
         return text
     raise ArgumentError(
         "cors_origins", text, "the origin of a page: its scheme, its name in lower case, and its "
-        "port "
-        "unless that is the scheme's own, such as http://localhost:3000, or * for all",
+        "port unless that is the scheme's own, such as http://localhost:3000, or * for all",
     )  # fmt: skip
 
 
@@ -166,8 +165,7 @@ def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
         if not _is_host(name.lower()):
             raise ArgumentError(
                 "allowed_hosts", name, "a host name as clients have it in their address, without "
-                "scheme and "
-                "port, such as llm.example",
+                "scheme and port, such as llm.example",
             )  # fmt: skip
     return tuple(dict.fromkeys((*(name.lower() for name in names), *LOOPBACK)))
 

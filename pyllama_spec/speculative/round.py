@@ -187,9 +187,8 @@ class Round:
             if run.is_over or not (run.n_generated or run.n_missing):
                 raise ArgumentError(
                     "runs", problem=f"have nothing to compute on sequence {run.seq_id}",
-                    remedy="call begin() first, or draw_first() after a prompt without a "
-                    "sampler, and omit ended "
-                    "sequences",
+                    remedy="call begin() first, or draw_first() after a prompt without a sampler, "
+                    "and omit ended sequences",
                 )  # fmt: skip
         by_seq = {run.state.seq_id: run for run in runs}
         if len(by_seq) < len(runs):

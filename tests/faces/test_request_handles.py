@@ -27,6 +27,7 @@ from pyllama_spec import (
     Stream,
     UnsupportedError,
 )
+from pyllama_spec.requests.detokenizer import Piece
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.test_close import Interrupted, held
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny, text_of
@@ -402,6 +403,40 @@ def test_echo_and_states_wait_in_line(n_parallel: int) -> None:
             assert len(text) > 20
         with pytest.raises(BusyError):
             llm(PROMPT, logits_processor=lambda ids, scores: llm.save_state())
+
+
+def test_a_turn_is_given_when_a_reader_leaves_without_a_round() -> None:
+    """A reader takes a piece that was there: whoever waits for its round must not wait for ever."""
+    with ThreadPoolExecutor(1) as pool, open_tiny() as llm:
+        stream, visits = stream_of(llm, PROMPT), []
+        next(stream)
+        runner, reader = llm._runtime.runner, threading.get_ident()
+        stream._runs[0].pieces.append(Piece("x"))
+        llm.reset()  # the next round goes before the next turn
+
+        class Window:
+            """The lock, which another thread gets before its reader takes it a second time."""
+
+            n, lock = 0, runner._lock
+
+            def __enter__(self) -> None:
+                is_reader = threading.get_ident() == reader
+                self.n += is_reader
+                if is_reader and self.n == 2:
+                    visits.append(pool.submit(llm.reset))
+                    until(lambda: runner._n_exclusive > 0)
+                    time.sleep(0.05)
+                self.lock.acquire()
+
+            def __exit__(self, *_: object) -> None:
+                self.lock.release()
+
+        runner._lock = Window()  # type: ignore[assignment]
+        next(stream)
+        try:
+            visits[0].result(timeout=10)
+        finally:
+            stream.close()
 
 
 # ---- streams that nobody reads

@@ -15,7 +15,7 @@ from tests.check_architecture import (
 )
 
 MODULES = {module_name(path) for path in listed_files() if path.endswith(".py")}
-CHAT, REQUESTS = "pyllama_spec/chat/tools.py", "pyllama_spec/requests/job.py"
+CHAT, REQUESTS = "pyllama_spec/chat/tools.py", "pyllama_spec/requests/run.py"
 
 
 def faults(path: str, source: str) -> list[str]:

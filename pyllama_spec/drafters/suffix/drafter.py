@@ -577,8 +577,7 @@ def copies_beside(
     if not can_look_up(min_match):
         raise ArgumentError(
             "lookup", min_match, f"{min(ORDERS)} to {MAX_MATCH}, the match lengths of an index, "
-            "with a "
-            "`draft_memory`",
+            "with a `draft_memory`",
         )  # fmt: skip
     return Suffix(
         max_draft, min_match=min_match, remembers=False, store=store,

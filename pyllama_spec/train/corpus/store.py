@@ -4,7 +4,7 @@
     shard-00000.tokens.npy      [n] uint32
     shard-00000.mask.npy        [n] uint8, 1 where a token belongs to an answer
     shard-00000.table.npy       [n_sequences, 3] int64: first token, task number, is greedy
-    shard-00000.rows.npy ...    features, where they fit the disk: see feature_store.py
+    shard-00000.rows.npy ...    features, where they fit the disk: see features.py
 
 The index is written last and atomically: files that it does not name do not count.
 """

@@ -11,9 +11,10 @@ Trained tensors have the names and shapes of the GGUF. The experts, their router
 head and the tables of the vocabulary stay as they are, and no checkpoint holds them.
 
 A chain starts at a place P with the token x[P] that is known and the target's row of x[P-1]
-(drafters/mtp/), and is otherwise one of run/chains.py; what is learned flows back through the rows
-of all its steps. A file with a head alone has the keys of its target, the tables of the vocabulary
-and the block of the head. Untrained tensors are copied byte by byte, in whatever type they are.
+(drafters/kinds.py), and is otherwise one of run/chains.py; what is learned flows back through the
+rows of all its steps. A file with a head alone has the keys of its target, the tables of the
+vocabulary and the block of the head. Untrained tensors are copied byte by byte, in whatever type
+they are.
 """
 
 from __future__ import annotations

@@ -208,8 +208,7 @@ def check_window(facts: HeadFacts, name: str, n_ctx: int, n_steps: int) -> None:
     if facts.n_window and n_ctx + n_steps > facts.n_window:
         raise ArgumentError(
             "n_ctx", n_ctx, f"at most {facts.n_window - n_steps}: the MTP head of {name} attends "
-            "only to "
-            f"the last {facts.n_window} tokens, {n_steps} of them drafted",
+            f"only to the last {facts.n_window} tokens, {n_steps} of them drafted",
         )  # fmt: skip
 
 

@@ -55,7 +55,6 @@ _LEAD = 128
 # The most tokens that a text needs from the text before it.
 _MOST_BEFORE = 1 << 14
 
-Ids = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
 
