@@ -118,9 +118,12 @@ def forged(path: Path, *statements: str) -> None:
         ["DROP TABLE texts", "CREATE VIEW texts AS SELECT 1, 2, 3, 4, 5, x'00000000', x'00'"],
         ["CREATE TRIGGER t AFTER INSERT ON texts BEGIN DELETE FROM texts; END"],
         ["CREATE TABLE more (a)"],
+        ["CREATE TABLE more (a UNIQUE)"],
         ["DELETE FROM facts"],
         ["INSERT INTO facts SELECT * FROM facts"],
         *([f"UPDATE facts SET max_tokens = {n}"] for n in ("0", "1 << 31", "NULL", "'many'")),
+        *([f"UPDATE facts SET generation = {n}"] for n in ("'x'", "NULL", f"{2**63 - 1}")),
+        [f"UPDATE texts SET key = {2**63 - 1}"],
         ["UPDATE facts SET max_tokens = 1024", f"UPDATE texts SET ids = zeroblob({1 << 20})"],
         ["PRAGMA user_version = 7"],
         ["PRAGMA application_id = 7"],
@@ -147,6 +150,35 @@ def test_a_forged_text_is_left_out(tmp_path: Path, changes: str) -> None:
     assert store.texts() == []
     store.write_all([TEXT[::-1]])
     assert [text.ids.tolist() for text in Store(path, DIGEST).texts()] == [TEXT[::-1]]
+
+
+@pytest.mark.parametrize("number", ["'x'", "NULL", "x'00'", "9e999", f"{2**63 - 1}", f"{-(2**63)}"])
+def test_forged_numbers_of_a_text_are_no_error(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "a.memory"
+    changes = (f"{name} = {number}" for name in ("minute", "n_used", "parent", "n_before"))
+    forged(path, f"UPDATE texts SET {', '.join(changes)}")
+    assert main(["memory", "show", str(path)]) == 0
+    assert main(["memory", "prune", str(path), "--days", "1e9"]) == 0
+    assert [text.ids.tolist() for text in Store(path, DIGEST).texts()] == [TEXT]
+
+
+@pytest.mark.parametrize("change", ["generation = 'x'", "max_tokens = 'many'"])
+def test_facts_that_are_forged_beside_a_request_are_a_warning(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "a.memory"
+    store = Store(path, DIGEST)
+    forged(path, f"UPDATE facts SET {change}")
+    with pytest.warns(UserWarning, match="facts"):
+        store.refresh()
+        store.add(TEXT)
+
+
+@pytest.mark.parametrize("name", ["-journal", "-wal"])
+def test_a_pipe_beside_a_store_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.memory"
+    Store(path, DIGEST).close()
+    os.mkfifo(f"{path}{name}")
+    with pytest.raises(ModelLoadError, match="not a file"):
+        Store(path, DIGEST)
 
 
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:

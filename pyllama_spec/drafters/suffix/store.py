@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +34,9 @@ from pyllama_spec.errors import (
 DEFAULT_BYTES = 256 << 20
 _MODE = 0o600
 _LEAST_TOKENS, _MOST_TOKENS = 1 << 10, 1 << 30
+# The largest number that is read from a file, but for minutes: what is added to it stays an
+# INTEGER of SQLite.
+_MOST, _MOST_MINUTES = 1 << 62, 1 << 31
 # Texts that wait for the lock.
 _MAX_WAITING = 64
 # In the header of the SQLite file: whose it is, and the version of its tables.
@@ -156,8 +158,10 @@ class Store(Memory):
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
                 self._is_made = True
         info = self.path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
+        # SQLite opens those beside it too, and waits without end for a writer of a pipe.
+        for path in (self.path, *(Path(f"{self.path}-{one}") for one in ("journal", "wal"))):
+            if path.exists() and not path.is_file():
+                raise ModelLoadError(f"the draft memory: {path} is not a file; name another one")
         if not os.access(self.path, os.R_OK):
             raise PermissionError(13, "Permission denied")
         can_write = os.access(self.path, os.W_OK)
@@ -216,21 +220,25 @@ class Store(Memory):
             raise self._refused(
                 f"it has version {version}, and this program reads version {_VERSION}"
             )
-        facts = run("SELECT digest, max_tokens FROM facts").fetchall()
-        if len(facts) != 1 or not isinstance(facts[0][1], int):
-            raise self._refused("its facts are damaged")
-        self.digest, self.max_tokens = facts[0]
+        self.digest, self.max_tokens, _ = self._facts()
         if digest is not None and digest != self.digest:
             raise ArgumentError(
                 "draft_memory", self.path, problem=f"was made with another vocabulary than "
                 f"{whose} has: ids "
                 "mean other texts there", remedy="name a file of its own for each tokenizer",
             )  # fmt: skip
-        if not _LEAST_TOKENS <= self.max_tokens <= _MOST_TOKENS:
-            raise self._refused(f"it says that it has room for {self.max_tokens} tokens")
 
     def _tables(self) -> list[str]:
-        return [sql for (sql,) in self._file.execute("SELECT sql FROM sqlite_master")]
+        return [str(sql) for (sql,) in self._file.execute("SELECT sql FROM sqlite_master")]
+
+    def _facts(self) -> tuple[bytes, int, int]:
+        """The digest, the maximum number of tokens, and how often texts were removed."""
+        match self._file.execute("SELECT digest, max_tokens, generation FROM facts").fetchall():
+            case [(bytes(digest), int(max_tokens), int(generation))] if (
+                _LEAST_TOKENS <= max_tokens <= _MOST_TOKENS and 0 <= generation < _MOST
+            ):
+                return digest, max_tokens, generation
+        raise self._refused("its facts are damaged")
 
     # ---- what the file holds
 
@@ -241,8 +249,7 @@ class Store(Memory):
         if seen == self._seen:
             return
         with self._one_state():
-            facts = run("SELECT generation, max_tokens FROM facts").fetchone()
-            generation, self.max_tokens = facts
+            _, self.max_tokens, generation = self._facts()
             texts = list(self._texts_after(self._newest if generation == self._generation else 0))
         if generation != self._generation:
             self.replace(texts)
@@ -263,7 +270,7 @@ class Store(Memory):
         ):
             text = _text(row)
             n += 1 if text is None else text.n_entry
-            if row[0] <= newest or n > self.max_tokens:
+            if not newest < row[0] < _MOST or n > self.max_tokens:
                 raise sqlite3.DatabaseError("its texts are damaged")
             self._newest = newest = row[0]
             if text is not None:
@@ -287,7 +294,7 @@ class Store(Memory):
             self._read()
             uses = dict(self._file.execute("SELECT key, n_used FROM texts"))
         for one in self.held:
-            one.n_used = uses.get(one.key, 0)
+            one.n_used = _number(uses.get(one.key))
         return list(self.held)
 
     # ---- while requests are served
@@ -470,7 +477,7 @@ def _is_locked(error: Exception) -> bool:
 def _text(row: tuple[object, ...]) -> RememberedText | None:
     """The text of a row; None for one that is damaged."""
     *numbers, ids, origins = row
-    key, minute, n_used, parent, n_before = (one if isinstance(one, int) else 0 for one in numbers)
+    key, minute, n_used, parent, n_before = map(_number, numbers)
     if not isinstance(ids, bytes) or not isinstance(origins, bytes) or len(ids) % 4 or not ids:
         return None
     tokens = np.frombuffer(ids, "<i4").astype(np.int32)
@@ -478,4 +485,11 @@ def _text(row: tuple[object, ...]) -> RememberedText | None:
         return None
     if len(origins) != len(tokens) or max(origins) > max(TokenOrigin):
         origins = b""
-    return RememberedText(tokens, minute, n_used, origins, key, parent, n_before)
+    return RememberedText(
+        tokens, min(minute, _MOST_MINUTES), n_used, origins, key, parent, n_before
+    )
+
+
+def _number(value: object) -> int:
+    """A number of a row; 0 for one that is damaged."""
+    return value if isinstance(value, int) and 0 <= value <= _MOST else 0
