@@ -153,6 +153,11 @@ def for_client(error: PyllamaSpecError, face: Face | None = None) -> str:
     return error.rendered(face or face_of())
 
 
+# msgspec's names of types, as JSON has them.
+_JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_KIND = re.compile(r"\b(?:str|int|float|bool)\b")
+
+
 def invalid_type(error: Exception) -> ApiError:
     """The error for a field of a wrong type, and for one that is missing or unknown."""
     text, _, where = str(error).partition(" - at `$")
@@ -165,6 +170,7 @@ def invalid_type(error: Exception) -> ApiError:
         return ApiError(
             400, f"there is no field {whole}; {param} takes {known}", "invalid_value", whole
         )
+    text = _KIND.sub(lambda kind: _JSON_WORDS[kind[0]], text)
     return ApiError(400, f"{text}, in {param}" if param else text, "invalid_type", param)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
-from pyllama_spec.engine.checks import meant
+from pyllama_spec.engine.checks import count, meant
 from pyllama_spec.errors import (
     CancelledError,
     EngineError,
@@ -167,11 +167,7 @@ class Service:
                 "prompt" if n_prompts > 1 else "n", option="max_waiting",
             )  # fmt: skip
         most = MAX_CHOICES if waiting is None else min(MAX_CHOICES, at_once + waiting)
-        if not 1 <= n <= most:
-            raise ApiError(
-                400, f"Invalid 'n': expected a value from 1 to {most}, but got {n} instead",
-                "invalid_value", "n",
-            )  # fmt: skip
+        count(n, "n", 1, most)
 
     def chat_keywords(self, request: ChatRequest, info: RequestInfo) -> dict[str, Any]:
         """The keywords of a chat within the limits."""

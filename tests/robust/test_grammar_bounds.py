@@ -79,7 +79,7 @@ def test_a_grammar_has_its_bound() -> None:
         if is_taken:
             _generate(grammar, n=2)
             continue
-        with pytest.raises(UnsupportedError, match=r"KiB; 1,024 are the most"):
+        with pytest.raises(UnsupportedError):
             _generate(grammar)
 
 
