@@ -263,7 +263,7 @@ def test_what_does_not_belong_together_is_refused_by_name(
     renamed.write_bytes(perm().read_bytes().replace(b"tiny test model", b"some other name"))
     before = whole(eagle3)
     cases: list[tuple[Config, type[Exception], str]] = [
-        (with_store(eagle3, foreign), ArgumentError, r"foreign\.memory was made with another voc"),
+        (with_store(eagle3, foreign), ArgumentError, r"foreign\.memory"),
         (with_store(eagle3, few), TrainError, r"few\.memory has 2 conversations .* at least 3"),
         (replace(eagle3, target=renamed), TrainError, "trained for '.*', and this target is 'some"),
         (replace(eagle3, init=perm()), TrainError, "is a llama, not a draft of kind eagle3"),

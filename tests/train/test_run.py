@@ -254,7 +254,7 @@ def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
     [
         ({"target_layers": (0, 9)}, ArgumentError, "9"),
         ({"n_head": 3}, ArgumentError, "n_head"),
-        ({"n_draft_vocab": 400}, ArgumentError, r"n_draft_vocab=400 is outside \d+ \.\. 320"),
+        ({"n_draft_vocab": 400}, ArgumentError, "n_draft_vocab=400"),
         ({"n_ctx": 9}, TrainError, r"every prompt of .* is longer than 1 tokens, which n_ctx=9"),
     ],
 )
