@@ -218,6 +218,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
                     piece = self._read(i, waits=waits)
                 except BaseException:
                     self._left.clear()  # an iterator that has raised is over
+                    self.abort()  # and so are the other answers
                     raise
                 if piece is not None:
                     is_idle, shape = False, self._shape
