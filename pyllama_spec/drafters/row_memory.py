@@ -538,10 +538,10 @@ class BlockMemory(RowMemory):
 
     def _put_block(self, seq: int, position: int, token: int, n: int) -> int:
         """Adds a block of n guesses after a token; returns the row of its first guess."""
-        slots, is_behind = self._slots, self._block.guesses_behind
-        first_row = slots.n_tokens + (not is_behind)
-        slots.add(token, position, seq, output=is_behind)
-        masks = [self._block.mask_id] * (n - is_behind)
+        slots, from_anchor = self._slots, self._block.sample_from_anchor
+        first_row = slots.n_tokens + (not from_anchor)
+        slots.add(token, position, seq, output=from_anchor)
+        masks = [self._block.mask_id] * (n - from_anchor)
         slots.extend(masks, position + 1, seq, output_all=True)
         return first_row
 
