@@ -134,7 +134,6 @@ class CachedRuns:
         opened: their model.
         cache: the cache.
         prompt: their ids.
-
     """
 
     def __init__(self, opened: OpenModel, cache: BaseLlamaCache, prompt: Sequence[int]) -> None:
