@@ -198,7 +198,7 @@ class RowMemory(DraftMemory):
         super().__init__(context)
         self._row, self._token = sizes.kind.pairing
         # How many of the first n tokens' positions have to wait for a later token or row.
-        self._n_open = -sizes.kind.pairing.n_complete(0)
+        self._n_open = max(self._row, self._row if self._token is None else self._token)
         self._lane, self._n_lanes = lane, sizes.n_heads
         self._n_features, self._n_window = sizes.n_features, sizes.n_window
         # Whether the rows of a prompt wait for its end.
