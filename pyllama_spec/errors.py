@@ -91,7 +91,6 @@ class Face:
         value: a value in words.
         kinds: types in words.
         is_operator: whether the reader can change how the model was opened.
-
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +177,6 @@ class PyllamaSpecError(Exception):
         partial_text: the text that was generated before the error; "" if none.
         partial_tokens: the ids of that text.
         partial_choices: for a list of prompts, the complete choices, None for the others.
-
     """
 
     partial_text: str = ""
@@ -295,7 +293,6 @@ class SchemaError(ArgumentError):
         keyword: the keyword at fault; "" for the whole schema.
         path: its place, as a JSON pointer after "#".
         is_beyond: whether the keyword is valid and a grammar cannot enforce it.
-
     """
 
     _is_named = False
@@ -329,7 +326,6 @@ class ContextFullError(PyllamaSpecError, ValueError, RuntimeError):
     Attributes:
         n_tokens: the tokens that were asked for; 0 where nobody counted them.
         n_ctx: the tokens that a context holds.
-
     """
 
     _is_named = False
@@ -373,7 +369,6 @@ class QueueFullError(BusyError):
 
     Attributes:
         max_waiting: the limit.
-
     """
 
     def __init__(self, max_waiting: int, who: str) -> None:

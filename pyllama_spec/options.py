@@ -49,7 +49,6 @@ class Option:
         body: its names in a body: its own by default; "" for none.
         of_chats: whether it is for chats alone.
         in_files: whether a file or another server's flags may set it: not an object of Python.
-
     """
 
     name: str = ""
@@ -101,7 +100,6 @@ class Option:
 
         Raises:
             ValueError: none of its type; an ArgumentError where that says more.
-
         """
         if self.words is not None and text in self.words:
             return self.words[text]

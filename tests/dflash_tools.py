@@ -59,16 +59,16 @@ class Guessed:
 
 def slots(block: DraftBlock, token: int, n_guesses: int) -> list[int]:
     """The ids of a block with so many predicted slots after `token`."""
-    return [token] + [block.mask_id] * (n_guesses - block.guesses_behind)
+    return [token] + [block.mask_id] * (n_guesses - block.sample_from_anchor)
 
 
 def add_block(
     batch: Batch, block: DraftBlock, token: int, n_guesses: int, position: int, seq: int = 0
 ) -> int:
     """Adds a block to a batch; returns the row of its first guess."""
-    first = batch.n_tokens + (not block.guesses_behind)
+    first = batch.n_tokens + (not block.sample_from_anchor)
     for i, id_ in enumerate(slots(block, token, n_guesses)):
-        batch.add(id_, position + i, seq, output=bool(i) or block.guesses_behind)
+        batch.add(id_, position + i, seq, output=bool(i) or block.sample_from_anchor)
     return first
 
 

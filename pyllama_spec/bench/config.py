@@ -30,7 +30,6 @@ class BenchConfig(OpenOptions):
             "messages" are a chat, "prompt" is a text to continue.
         n_ctx: context length; None for what the longest prompt needs.
         command: the command line that says the same, for the record; None for none.
-
     """
 
     draft: str | os.PathLike[str] | Drafter = "none"

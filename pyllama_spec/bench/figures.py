@@ -223,7 +223,6 @@ class BenchResult:
         failure: the error that ended it, if any; the figures up to it are kept.
         span: when it began and ended, and the load average then.
         others: the results of further drafts against the same plain texts.
-
     """
 
     config: BenchConfig

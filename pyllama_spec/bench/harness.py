@@ -49,7 +49,6 @@ def run(
         progress: called with 0.0 .. 1.0.
         on_part: called after each measured prompt with the result so far, for callers that keep it
             on disk, and with the prompt's id.
-
     """
     span = {"started": machine.now(), "load_average_start": machine.load_average()}
     prompts = [prompt.as_chat(config.chat) for prompt in load_prompts(config.prompts)]

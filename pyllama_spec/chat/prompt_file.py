@@ -41,7 +41,6 @@ class Prompt:
         messages: the messages of a chat; () if the line has a prompt.
         text: the text to continue; "" if the line has messages.
         tools: descriptions of functions that a chat may call; () if the line has none.
-
     """
 
     id: str

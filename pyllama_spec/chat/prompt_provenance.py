@@ -56,7 +56,6 @@ class Substitution(NamedTuple):
         has_marks: whether a mark is put before and after the content of each message.
         keeps_lookups: whether strings that the template looks for in texts, such as "</think>",
             stay as they are.
-
     """
 
     located: Located
@@ -92,7 +91,6 @@ class PromptProvenance:
         caller_strings: all strings from the caller.
         blank: if nothing is located, the chat with a letter for each of the caller's signs, if the
             template takes that.
-
     """
 
     located: Located

@@ -162,7 +162,6 @@ class RenderedChat:
         starts_with_bos: whether the text begins with the name of the BOS token already.
         caller: the known places of the caller's text.
         note: a remark for the caller, such as tools that the template left out; "" for no remark.
-
     """
 
     text: str
@@ -244,7 +243,6 @@ class ChatTemplate:
 
     Raises:
         UnsupportedError: the text is not a template that the engine can read.
-
     """
 
     def __init__(
@@ -270,7 +268,6 @@ class ChatTemplate:
 
         Raises:
             ArgumentError: both are given, or the file has no template of that name.
-
         """
         vocab = model.vocab
         tokens = {
@@ -317,7 +314,6 @@ class ChatTemplate:
             ArgumentError: messages are malformed, or the template refuses them.
             UnsupportedError: a message is more than text, or the template takes too much time or
                 memory.
-
         """
         checked = check_messages(messages)
         self._warn_of_roles(checked)

@@ -187,7 +187,7 @@ class ToolChats:
             raise self._refusal(error, checked, caller_variables) from None
         rendered = chat.located(self._template, session, checked, caller_variables)
         if rendered.note:
-            remedy = 'chat_format="chatml-function-calling" of Llama() tells it'
+            remedy = 'chat_format="chatml-function-calling" of Llama() writes them into the prompt'
             warn(f"{rendered.note}; {remedy}")
         if wants_call and not session.grammar:
             return rendered, ForcedReader(offered[0]) if request.forced else AnyReader(offered)

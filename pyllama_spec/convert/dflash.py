@@ -119,7 +119,7 @@ _TOP_OF_SPECULATORS = {
     "transformer_layer_config", "transformers_version", "use_sliding_window",
 }  # fmt: skip
 # At the top of a flat config.json, between hundreds of keys of transformers, what belongs to a
-# draft is told by its name.
+# draft is recognised by its name.
 _DRAFTS_OWN = re.compile(
     r"^(anchor|block|candidate|confidence|conv|dflash|dfly|domino|draft|dspark|fc|gating|hidden"
     r"_correction|markov|mask|modality|projector|sample_from|selector|target_layer)(_|$)"

@@ -21,10 +21,6 @@ class Pairing(NamedTuple):
     row: int
     token: int | None
 
-    def n_complete(self, n: int) -> int:
-        """The number of positions that read nothing after the first n tokens."""
-        return n - max(self.row, self.row if self.token is None else self.token)
-
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:

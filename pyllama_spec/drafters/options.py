@@ -51,7 +51,6 @@ class DraftOptions:
             None for no store.
         is_adaptive: whether a controller ends drafts that do not pay; the kind's own number may
             then be larger.
-
     """
 
     max_draft: int | None = None

@@ -198,7 +198,7 @@ class RowMemory(DraftMemory):
         super().__init__(context)
         self._row, self._token = sizes.kind.pairing
         # How many of the first n tokens' positions have to wait for a later token or row.
-        self._n_open = -sizes.kind.pairing.n_complete(0)
+        self._n_open = max(self._row, self._row if self._token is None else self._token)
         self._lane, self._n_lanes = lane, sizes.n_heads
         self._n_features, self._n_window = sizes.n_features, sizes.n_window
         # Whether the rows of a prompt wait for its end.
@@ -538,10 +538,10 @@ class BlockMemory(RowMemory):
 
     def _put_block(self, seq: int, position: int, token: int, n: int) -> int:
         """Adds a block of n guesses after a token; returns the row of its first guess."""
-        slots, is_behind = self._slots, self._block.guesses_behind
-        first_row = slots.n_tokens + (not is_behind)
-        slots.add(token, position, seq, output=is_behind)
-        masks = [self._block.mask_id] * (n - is_behind)
+        slots, from_anchor = self._slots, self._block.sample_from_anchor
+        first_row = slots.n_tokens + (not from_anchor)
+        slots.add(token, position, seq, output=from_anchor)
+        masks = [self._block.mask_id] * (n - from_anchor)
         slots.extend(masks, position + 1, seq, output_all=True)
         return first_row
 

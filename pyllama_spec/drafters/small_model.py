@@ -283,10 +283,6 @@ class TokenMemory(DraftMemory):
         s = self.of(seq)
         return len(s.ids) - self._n_common(s)
 
-    def can_ask(self, seq: int) -> bool:
-        """Whether the draft can read any of the text."""
-        return bool(self.of(seq).ids)
-
     def ask(self, chains: Sequence[Chain], n: int) -> None:
         """Feeds the missing ids of each text; sets the guess after it."""
         by_seq = {chain.seq: chain for chain in chains}
@@ -548,7 +544,7 @@ class SmallModel(ModelDrafter[TokenMemory]):
 
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether tokens are requested and the draft can read the text."""
-        return super().can_draft(request) and self.memory_or_fail().can_ask(request.seq)
+        return super().can_draft(request) and bool(self.memory_or_fail().of(request.seq).ids)
 
     def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
         """Drafts all further tokens in one engine call, unless a prior or chance chooses."""

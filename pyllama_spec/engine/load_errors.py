@@ -96,7 +96,8 @@ def load_error(
     for pattern, what, remedy, kind in _FAULTS:
         found = next(filter(None, (re.search(pattern, line) for line in lines)), None)
         if found is not None:
-            fault = kind(problem=f"{start}: {what.format(*found.groups())}", remedy=remedy)
+            problem = f"{start}: {what.format(*found.groups())}"
+            fault = kind(problem=problem, remedy=remedy).about_first()
             if isinstance(fault, UnknownArchitectureError):
                 fault.arch = found[1]
             return fault

@@ -30,7 +30,7 @@ class DraftBlock(NamedTuple):
         n_slots: slots of a block in training, that of the last known token included.
         mask_id: the token in a slot to predict.
         n_window: how many positions back the layers attend; None for no bound.
-        guesses_behind: whether each slot, the first included, predicts the next token; else its
+        sample_from_anchor: whether each slot, the first included, predicts the next token; else its
             own.
         has_confidence: whether it reports a confidence for each prediction.
     """
@@ -38,13 +38,13 @@ class DraftBlock(NamedTuple):
     n_slots: int
     mask_id: int
     n_window: int | None
-    guesses_behind: bool
+    sample_from_anchor: bool
     has_confidence: bool
 
     @property
     def max_draft(self) -> int:
         """The maximum number of tokens that a block drafts."""
-        return self.n_slots if self.guesses_behind else self.n_slots - 1
+        return self.n_slots if self.sample_from_anchor else self.n_slots - 1
 
 
 class HeadWeights(NamedTuple):

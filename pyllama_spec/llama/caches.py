@@ -42,17 +42,9 @@ class StateKey(tuple[int, ...]):
 
     __hash__ = tuple.__hash__
 
-    def is_met_by(self, known: StateKey) -> bool:
-        """Whether a state with the key `known` fits a request with this key."""
-        return self.owner is None or known.owner == self.owner
-
 
 def _asked(key: Sequence[int]) -> StateKey:
     return key if isinstance(key, StateKey) else StateKey(key)
-
-
-def _stored(key: Sequence[int], state: LlamaState) -> StateKey:
-    return StateKey(key, state.owner)
 
 
 class BaseLlamaCache(ABC):
@@ -85,7 +77,7 @@ class BaseLlamaCache(ABC):
 
 
 def _closest(keys: Iterable[StateKey], key: StateKey) -> StateKey | None:
-    own = (known for known in keys if key.is_met_by(known))
+    own = (known for known in keys if key.owner in (None, known.owner))
     best = max(own, key=lambda known: n_common(known, key), default=None)
     return best if best is not None and n_common(best, key) > 0 else None
 
@@ -113,7 +105,7 @@ class LlamaRAMCache(BaseLlamaCache):
         return _closest(self.cache_state, _asked(key)) is not None
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        stored = _stored(key, value)
+        stored = StateKey(key, value.owner)
         self.cache_state.pop(stored, None)
         self.cache_state[stored] = value
         while self.cache_state and self.cache_size > self.capacity_bytes:
@@ -134,7 +126,6 @@ class CachedRuns:
         opened: their model.
         cache: the cache.
         prompt: their ids.
-
     """
 
     def __init__(self, opened: OpenModel, cache: BaseLlamaCache, prompt: Sequence[int]) -> None:

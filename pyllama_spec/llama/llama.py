@@ -139,7 +139,6 @@ class Llama(Closeable):
         UnsupportedError: the model cannot generate, or the draft cannot be used with it.
         OutOfMemoryError: there is not enough memory.
         RemoteError: a server cannot be reached.
-
     """
 
     cache: BaseLlamaCache | None = None
@@ -240,7 +239,6 @@ class Llama(Closeable):
         Raises:
             UnsupportedError: huggingface_hub is not installed.
             ArgumentError: no file has that name, or several.
-
         """
         del local_dir_use_symlinks
         path = _downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
@@ -261,7 +259,6 @@ class Llama(Closeable):
             text: the text in UTF-8.
             add_bos: whether to add what the model expects around a text, such as its BOS token.
             special: whether names of control tokens are read as those tokens.
-
         """
         return self._texts.tokenize(text, add_bos, special)
 
@@ -278,7 +275,6 @@ class Llama(Closeable):
 
         Raises:
             ArgumentError: an id is outside the vocabulary.
-
         """
         return self._texts.detokenize(tokens, prev_tokens, special)
 
@@ -454,7 +450,6 @@ class Llama(Closeable):
             ArgumentError: an option does not exist or is out of range.
             UnsupportedError: the model has no fill-in-the-middle tokens, and suffix is given.
             PyllamaSpecError: whatever Stream raises.
-
         """
         return self._complete(
             prompt, suffix, options, model=model, echo=echo, stream=stream, progress=progress
@@ -498,7 +493,6 @@ class Llama(Closeable):
             ArgumentError: the messages, or an option, are malformed.
             UnsupportedError: the template cannot be run, or a message is more than text.
             PyllamaSpecError: whatever Stream raises.
-
         """
         if self.chat_handler is not None:
             theirs = {name: options.pop(name) for name in CHAT if name in options}
@@ -535,7 +529,6 @@ class Llama(Closeable):
 
         Raises:
             PyllamaSpecError: whatever create_completion() and Stream raise.
-
         """
         create = self.create_completion
         answer: Response | Stream = await answered(
@@ -573,7 +566,6 @@ class Llama(Closeable):
 
         Raises:
             ArgumentError: an option does not exist or is out of range.
-
         """
         if options is not None and keywords:
             raise ArgumentError(
@@ -784,7 +776,6 @@ class Llama(Closeable):
 
         Raises:
             ArgumentError: there is no such form; the one before stays.
-
         """
         return self._chats.name
 
@@ -803,7 +794,6 @@ class Llama(Closeable):
 
         Raises:
             UnsupportedError: the template in the file cannot be compiled.
-
         """
         return self._chats.template()
 
@@ -837,7 +827,6 @@ class Llama(Closeable):
             ClosedError: it is closed.
             ContextFullError: a text is too long, and truncate is False.
             CancelledError: cancel() was called meanwhile.
-
         """
         vectors, n_tokens = self._embeddings.embed(input, normalize=normalize, truncate=truncate)
         embedded = vectors[0] if is_one_text(input) else vectors
@@ -872,7 +861,6 @@ class Llama(Closeable):
             UnsupportedError: the model gives no such scores, or was opened without embedding=True.
             ContextFullError: the query alone is too long, or a document is, and truncate is False.
             ClosedError: it is closed.
-
         """
         return self._embeddings.rank(query, documents, truncate=truncate)
 
@@ -884,7 +872,6 @@ class Llama(Closeable):
 
         Raises:
             ImportError: the package openai is not installed.
-
         """
         from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -910,7 +897,6 @@ class Llama(Closeable):
 
         Raises:
             BusyError: called by a callback of a running request.
-
         """
         with self._runtime.runner.visit() as sequence:
             return self._opened.state_of(sequence)
@@ -923,7 +909,6 @@ class Llama(Closeable):
                 held before may be forgotten then.
             ContextFullError: the state has more tokens than n_ctx.
             BusyError: called by a callback of a running request.
-
         """
         self._opened.load_state(state)
 
@@ -949,7 +934,6 @@ class Llama(Closeable):
             ArgumentError: these are not pairs of a file or an Adapter and a scale.
             ModelLoadError: a file is missing, or made for another model.
             BusyError: called by a callback of a running request.
-
         """
         self._opened.set_adapters(adapters)
 
@@ -968,7 +952,6 @@ class Llama(Closeable):
         Raises:
             ArgumentError: these are not pairs of an Adapter and a scale. One of another model is
                 an error of the request.
-
         """
         return self._opened.with_adapters(adapters)
 
@@ -1014,7 +997,6 @@ class Llama(Closeable):
 
         Raises:
             BusyError: rows are missing, and a callback of a running request asks for them.
-
         """
         table, state, n = self._table(), self._latest(), self.n_tokens
         self._score_table.keep(state.tokens[: state.n_decoded], state.adapters)
@@ -1064,7 +1046,6 @@ class Llama(Closeable):
             ContextFullError: the tokens do not fit.
             ArgumentError: an id is outside the vocabulary.
             BusyError: called by a callback of a running request.
-
         """
         if not len(tokens):
             return
@@ -1109,7 +1090,6 @@ class Llama(Closeable):
 
         Raises:
             ArgumentError: nothing was read yet, or there is no row at idx.
-
         """
         options = RequestOptions(
             max_tokens=None, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
@@ -1183,7 +1163,6 @@ class Llama(Closeable):
         Raises:
             ContextFullError: the prompt leaves no room for a token.
             UnsupportedError: a token was sent into the generator.
-
         """
         options = RequestOptions(
             max_tokens=None, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
@@ -1238,7 +1217,6 @@ class Llama(Closeable):
         Raises:
             ForkedError: the model belongs to the parent of this forked process.
             PyllamaSpecError: whatever Llama() and close() raise.
-
         """
         self._reopening.run(self, Llama.__init__, self._close)
 
@@ -1255,7 +1233,6 @@ class Llama(Closeable):
 
         Raises:
             BusyError: called by a callback of a running generation.
-
         """
         self._reopening.note_close(self)
         self._close()

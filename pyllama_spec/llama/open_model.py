@@ -48,7 +48,6 @@ class LlamaState:
         n_given: the number of tokens in the memory that were given to the caller; None for all.
         settings: the other settings that the memory depends on, by name: types of the KV cache,
             positions, adapters and their scales.
-
     """
 
     tokens: tuple[int, ...]

@@ -154,7 +154,6 @@ class OpenOptions:
         draft_memory: the file of a store of texts. "suffix", "mtp" and drafts from files copy from
             it, and requests are written to it unless they have remember=False; one file for each
             tokenizer, see docs/suffix.md. None, the default: nothing is written.
-
     """
 
     # fmt: off

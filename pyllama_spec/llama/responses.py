@@ -129,7 +129,6 @@ class TextChoice(Choice):
 
     Attributes:
         prompt_logprobs: those of the prompt's tokens, None for the first; None if not wanted.
-
     """
 
     kind = chunk_kind = "text_completion"

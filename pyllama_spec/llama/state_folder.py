@@ -61,7 +61,6 @@ class LlamaDiskCache(BaseLlamaCache):
 
     Raises:
         ArgumentError: the folder cannot be created or read.
-
     """
 
     # The shortest text that is worth a file, and by how much one has to grow for another one.

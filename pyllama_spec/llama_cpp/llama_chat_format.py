@@ -54,7 +54,6 @@ class ChatFormatterResponse:
         stop: the strings that end an answer.
         stopping_criteria: functions that end an answer.
         added_special: whether the text already begins with the name of the BOS token.
-
     """
 
     prompt: str

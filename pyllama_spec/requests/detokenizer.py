@@ -20,7 +20,6 @@ class Piece:
         tokens: the ids of the text: several if a character is split across tokens.
         from_draft: for each token, whether it was drafted and accepted.
         finish_reason: "stop" or "length" on the last piece, else None.
-
     """
 
     text: str

@@ -233,7 +233,6 @@ class RequestOptions:
     Raises:
         ArgumentError: a value is out of range or of a wrong type.
         UnsupportedError: the response format is not supported.
-
     """
 
     # fmt: off
@@ -407,7 +406,6 @@ class RequestOptions:
 
         Raises:
             UnknownKeywordError: there is no such keyword; the message names similar ones.
-
         """
         known = list(options_of(cls))
         for name in keywords:
@@ -439,7 +437,6 @@ class RequestOptions:
         Args:
             i: the index of the answer, from 0.
             seed: the seed for requests without one; None for a seed of its own.
-
         """
         begin = seed if self.seed is None else self.seed
         own = self.seed if begin is None or begin == -1 else (begin + i) % (2**32 - 1)
@@ -478,7 +475,6 @@ class RequestOptions:
             vocab: the vocabulary, which checks the ids of logit_bias.
             seed: the seed for requests without one.
             last_n: the value for requests without penalty_last_n.
-
         """
         bias: Any = self.logit_bias
         if vocab is not None:

@@ -52,7 +52,6 @@ class Request:
         last_n: how many past tokens the penalties see by default.
         by_token: whether each token is given at once, whole characters or not.
         adapters: the adapters that it is computed with.
-
     """
 
     prompt: tuple[int, ...]
@@ -84,7 +83,6 @@ class RequestStatus:
         n_prompt, n_read: the number of tokens of its prompt, and of those that the model has read.
         n_cached: the number of those of n_read that were in memory.
         n_generated: the number of tokens of its text, including those that nobody has read yet.
-
     """
 
     stage: Stage
@@ -118,7 +116,6 @@ class GenerationRecord:
         token_sources: the text in pieces, each with the source of its tokens: "model", "copy" of
             the text itself, "memory" for a copy of an earlier one, "grammar", or "target" for the
             target's own choice, and for a piece of which not all tokens were drafted.
-
     """
 
     prompt_tokens: tuple[int, ...]
@@ -197,7 +194,6 @@ class Run:
         before, after: called in the computing thread with its sequence, before it begins, and when
             its text has ended, before another request gets the sequence.
         end_token: the token that ended the text, which is no part of it.
-
     """
 
     def __init__(

@@ -285,7 +285,6 @@ class Runner:
             is_whole: whether it is computed to its end; else no more than some pieces ahead of its
                 reader.
             is_detached: whether it is computed before anybody reads it, with one place too.
-
         """
         if self._line.n_places > 1 or is_detached:
             self._submit(run, max_ahead=None if is_whole else _MAX_AHEAD, is_inline=False)

@@ -68,7 +68,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         BusyError: a callback of a running generation reads it, and would wait for itself.
         Exception: the error of a logits processor or a stopping criterion. All of these carry
             partial_text and partial_tokens.
-
     """
 
     _runs: tuple[Run, ...] = ()  # until it is made: it may be dropped before
@@ -92,7 +91,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
             width: how many answers are read in turns.
             on_end: called once all answers were read to their end.
             bar: shown while several are read as a whole.
-
         """
         self._runner, self._shape, self._width = runner, shape, width
         self._on_end, self._bar = on_end, bar
@@ -182,7 +180,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
 
         Raises:
             QueueFullError: as many requests wait as Llama(max_waiting=) allows.
-
         """
         if arrival is not None:
             for run in self._runs:
@@ -218,6 +215,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
                     piece = self._read(i, waits=waits)
                 except BaseException:
                     self._left.clear()  # an iterator that has raised is over
+                    self.abort()  # and so are the other answers
                     raise
                 if piece is not None:
                     is_idle, shape = False, self._shape
@@ -314,7 +312,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         Raises:
             BusyError: a callback of a running generation calls it, in the thread that computes.
             ForkedError: it belongs to the parent of this forked process.
-
         """
         self._runner.check_reader()
         with self._lock:

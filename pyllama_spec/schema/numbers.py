@@ -84,7 +84,7 @@ class _State(NamedTuple):
         phase: "" at the beginning, "-", "0", "w" in whole digits, "." after the point, "f".
         is_negative: whether the number is negative.
         n_whole, n_fraction: the number of digits of each part; n_whole up to the largest number
-            that is told apart.
+            that is distinguished.
         sides: for each bound the digits so far beside its own: -1, 0 or 1.
         rests: for each multiple, the remainder.
         has_value: whether some digit is not 0.
@@ -130,7 +130,7 @@ class _Digits:
         longest = max((len(bound.whole) for bound in self._bounds), default=0)
         self._n_whole = max(MAX_WHOLE_DIGITS, min(longest, MOST_WHOLE_DIGITS))
         # Many remainders and many lengths are too many states together.
-        self._n_told_apart = (
+        self._n_distinct = (
             min(longest, MOST_WHOLE_DIGITS) + 1 if max(self._units, default=0) > 60 else None
         )
 
@@ -153,7 +153,7 @@ class _Digits:
             yield of("-"), state._replace(phase="-", is_negative=True)
         if state.phase in ("", "-"):
             yield of("0"), self._whole_digit(state, "0", "0")
-        may_be_longer = self._n_told_apart or state.n_whole < self._n_whole
+        may_be_longer = self._n_distinct or state.n_whole < self._n_whole
         if state.phase in ("", "-") or (state.phase == "w" and may_be_longer):
             others = [bound.whole[state.n_whole : state.n_whole + 1] for bound in self._bounds]
             for low, high in self._groups(state, others):
@@ -168,13 +168,13 @@ class _Digits:
 
     def _groups(self, state: _State, others: list[str]) -> Iterator[tuple[str, str]]:
         """Groups of digits that lead to the same state, beside each bound's digit here, or ""."""
-        is_first, is_behind_point = state.phase in ("", "-"), state.phase in (".", "f")
+        is_first, is_after_point = state.phase in ("", "-"), state.phase in (".", "f")
         if self._units:
             cuts = set(range(11))
         else:
             known = {int(x) for x, side in zip(others, state.sides, strict=True) if x and not side}
             cuts = {0, 10, *known, *(digit + 1 for digit in known)}
-            if not (state.has_value and (state.has_fraction or not is_behind_point)):
+            if not (state.has_value and (state.has_fraction or not is_after_point)):
                 cuts.add(1)
         ends = sorted((cuts | {1}) - {0} if is_first else cuts)
         for low, end in pairwise(ends):
@@ -193,8 +193,8 @@ class _Digits:
                 if at < len(bound.whole) else side
                 for side, bound in zip(sides, self._bounds, strict=True)
             ])  # fmt: skip
-        if self._n_told_apart is not None:
-            at = min(at, self._n_told_apart - 1)
+        if self._n_distinct is not None:
+            at = min(at, self._n_distinct - 1)
         return _State(
             phase, state.is_negative, at + 1, 0, sides, self._rests(state, digit),
             state.has_value or digit != "0", has_fraction=False,

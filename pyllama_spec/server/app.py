@@ -41,7 +41,6 @@ def create_app(llm: Llama | ModelList, settings: ServerSettings | None = None) -
             it after the server has ended. A list of models loads and closes its models itself; end
             it with `await app.models.close()`.
         settings: bounds, keys and defaults.
-
     """
     return App(Models(llm, settings or ServerSettings()))
 

@@ -98,7 +98,6 @@ def part_of(given: object, place: str, kinds: Kinds, default: str = "", remedy: 
         kinds: the types that are supported.
         default: the type of an object without one.
         remedy: what to do about another type.
-
     """
     kind = (given.get("type") if isinstance(given, dict) else None) or default
     if isinstance(kind, str) and kind not in kinds:

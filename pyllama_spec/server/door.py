@@ -74,7 +74,6 @@ class RequestInfo:
         caller: the owner of the request's key; "" where none is needed.
         note: figures for the request's line of the log: counts, never text.
         arrived_at: when it arrived, by monotonic().
-
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))

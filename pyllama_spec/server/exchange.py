@@ -151,7 +151,6 @@ class Exchange:
             body: the parsed body, which has `model` and `stream`.
             shape: the form of the answer.
             to_chat: translates the body of a dialect.
-
         """
         if body.stream:
             return Events(self._events(body, shape, to_chat), shape.failed)

@@ -54,7 +54,6 @@ class ModelSpec:
         chat_defaults: the same for chats alone, by the names of create_chat_completion().
         keep_alive_s: seconds without a request before it is closed; None for never.
         is_preloaded: whether it is loaded when the server starts.
-
     """
 
     name: str
@@ -101,7 +100,6 @@ class ModelList:
 
     Raises:
         ArgumentError: there is no model, two have the same name, or `default` is unknown.
-
     """
 
     specs: tuple[ModelSpec, ...]
@@ -176,7 +174,6 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
     Raises:
         ArgumentError: the file is unreadable, or has an unknown key or a bad value.
         UnsupportedError: it asks for what is not supported.
-
     """
     file = Path(path)
     text = read_text(file, "the models' file")

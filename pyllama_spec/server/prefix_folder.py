@@ -28,7 +28,6 @@ class PrefixFolder(LlamaDiskCache):
 
     Raises:
         ArgumentError: the folder cannot be created or read.
-
     """
 
     min_new = 64

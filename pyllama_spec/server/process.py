@@ -125,7 +125,6 @@ class Listening:
         certificate, key: PEM files for TLS; None for HTTP.
         header_timeout_s: seconds for a request's head to arrive.
         max_connections: the most connections; further ones get a 503.
-
     """
 
     host: str = "127.0.0.1"
@@ -162,7 +161,6 @@ def serve(
 
     Raises:
         ArgumentError: the address is not available, or a TLS file is unreadable.
-
     """
     limit_arenas()
     server = HttpServer(create_app(llm, settings), listening, on_start)

@@ -40,7 +40,6 @@ class Flag:
         variable: the environment variable that sets it where no flag does; "" for none.
         value: what a flag without a value sets; None for one with a value.
         takes_many: whether all words up to the next flag are its values.
-
     """
 
     names: tuple[str, ...]
@@ -217,7 +216,6 @@ class Plan:
         notes: lines for the user.
         log_level, log_file: of the server's log.
         names: what the user called each option.
-
     """
 
     keywords: dict[str, Any]

@@ -57,7 +57,6 @@ class ServerSettings:
 
     Raises:
         ArgumentError: a limit is not a number or too low, or an origin is invalid.
-
     """
 
     alias: str | None = None

@@ -42,7 +42,6 @@ class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
         n_draft: the most tokens to draft per round.
         acceptance: "exact", "noise" or "distribution", see Llama; None for the server's own.
         show_tokens: whether each choice and chunk has `token_sources`.
-
     """
 
     draft: bool = True

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 from pyllama_spec.drafters.base import Drafter, DraftRequest, TokenView
@@ -400,7 +401,7 @@ class Scheduler:
             # In one physical batch: in a shared cache a sliding window could lose what it needs to
             # go back, if a second one found the first one's drafts there.
             return self._packed(spans, limits.max_chunk, limits.width)
-        rows = sorted((s for s in spans if s.n_rows <= 1 or not s.n_prompt), key=_seq_id)
+        rows = sorted((s for s in spans if s.n_rows <= 1 or not s.n_prompt), key=attrgetter("seq"))
         out = [[span] for span in spans if span.n_prompt > 1]
         if limits.goes_alone and any(span.n_verified for span in rows):
             return [*([span] for span in rows), *out]
@@ -497,7 +498,3 @@ def n_passes(ids: Sequence[int], rows: Sequence[int], keeps_whole: bool = False)
 def _pad(spans: Sequence[Span], n_rows: int) -> None:
     for span in spans:
         span.n_pad = n_rows - span.n_rows
-
-
-def _seq_id(span: Span) -> int:
-    return span.seq

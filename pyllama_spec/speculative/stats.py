@@ -159,6 +159,12 @@ class RoundCounts(NamedTuple):
     who: str
 
 
+_SUMS = (
+    "rounds", "drafted", "accepted", "asked", "asked_copies", "copied", "probes", "proposed",
+    "expected", "gain_expected", "probe_s", "rounds_off",
+)  # fmt: skip
+
+
 @dataclass(slots=True)
 class SpeculationStats:
     """The counts of one generation.
@@ -384,24 +390,14 @@ class SpeculationStats:
         """Adds the counts of another request."""
         self.off_since = other.off_since if self.drafter == "none" else None
         self.has_failed = self.has_failed or other.has_failed
-        self.rounds_off += other.rounds_off
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.drafter, self.note = other.drafter, other.note
         self.acceptance, self.why_exact = other.acceptance, other.why_exact
         self.why_not_asked = self.why_not_asked or other.why_not_asked
-        self.rounds += other.rounds
-        self.drafted += other.drafted
-        self.accepted += other.accepted
         self.controller = other.controller
-        self.asked += other.asked
-        self.asked_copies += other.asked_copies
-        self.copied += other.copied
-        self.probes += other.probes
-        self.proposed += other.proposed
-        self.expected += other.expected
-        self.gain_expected += other.gain_expected
         self.gain_realised.add(other.gain_realised)
         add_sources(self.by_source, other.by_source)
-        self.probe_s += other.probe_s
         self.round_counts.extend(other.round_counts)
         for i, n in enumerate(other.accepted_histogram):
             _count_in(self.accepted_histogram, i, n)

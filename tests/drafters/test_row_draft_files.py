@@ -168,7 +168,7 @@ def test_a_draft_by_its_path(kind: str) -> None:
     with DFlash(path) as draft:
         most = draft.max_draft
         assert draft.describe()["block_size"] == 6
-        assert most == 5 + draft.block.guesses_behind
+        assert most == 5 + draft.block.sample_from_anchor
     for n_draft in (None, 1, 3, 50):
         with Llama(
             model_path("llama"), draft=path, n_draft=n_draft, lookup=0, controller="fixed",

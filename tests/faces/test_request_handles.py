@@ -439,6 +439,24 @@ def test_a_turn_is_given_when_a_reader_leaves_without_a_round() -> None:
             stream.close()
 
 
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_an_error_of_one_answer_in_a_stream_ends_the_others(n_parallel: int) -> None:
+    calls = []
+
+    def fail_once(ids: Any, scores: Any) -> Any:
+        calls.append(len(ids))
+        if len(calls) == 9:
+            raise ValueError("of one answer")
+        return scores
+
+    with open_wide(n_parallel=n_parallel) as llm:
+        stream = stream_of(llm, PROMPT, n=2, max_tokens=10**6, logits_processor=fail_once,
+                           ignore_eos=True, context_shift=True)  # fmt: skip
+        with pytest.raises(ValueError, match="of one answer"):
+            list(stream)
+        until(lambda: all(one.stage == "ended" for one in stream.statuses))
+
+
 # ---- streams that nobody reads
 
 

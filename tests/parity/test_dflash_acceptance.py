@@ -61,7 +61,7 @@ def test_each_path_sees_another_layer(path: Way, off: int, monkeypatch: pytest.M
 def test_blocks_of_every_length(kind: str, block_size: int) -> None:
     whole = perm(block_size=block_size, **KINDS[kind])
     most = whole.max_draft
-    assert most == block_size - 1 + whole.block.guesses_behind
+    assert most == block_size - 1 + whole.block.sample_from_anchor
     for k in range(1, most + 1):
         drafter = DFlash(whole.model, k)
         n = 3 * (k + 1) + 1

@@ -44,7 +44,7 @@ _KEEP = 0.5 ** (1 / 128)
 _LOW, _HIGH = 0.01, 0.995
 # On the traces and mixed prompts of benchmarks/ 100 of 174 copies of the text itself were right
 # after three equal tokens, and 79 of 654 after none.
-_BEHIND_THREE, _BEHIND_NONE = 0.6, 0.15
+_AFTER_THREE, _AFTER_NONE = 0.6, 0.15
 # After so few equal tokens a place in another text is weaker evidence than one in this text.
 _OF_OTHERS = 0.8
 
@@ -103,13 +103,13 @@ def _cell(kind: CopyKind) -> tuple[int, float]:
     m, share = kind.match_length, kind.n_agree / kind.n_places
     if kind.n_gap is not None:
         cell = bisect_right(_EQUAL_EDGES, m) * 8 + bisect_right(_GAP_EDGES, kind.n_gap)
-        prior = (m + 1.0) / (m + 2.0) * _OF_OTHERS if m else _BEHIND_NONE
+        prior = (m + 1.0) / (m + 2.0) * _OF_OTHERS if m else _AFTER_NONE
         return _GAP_CELLS + 2 * cell + kind.is_own, prior
     cell = bisect_right(_MATCH_EDGES, m)
     cell = cell * 8 + bisect_right(_PLACE_EDGES, kind.n_places)
     cell = cell * 8 + bisect_right(_SHARE_EDGES, share)
     others = 1.0 if kind.is_own else 1.0 - (1.0 - _OF_OTHERS) * 3 / max(m, 3)
-    prior = (m + 1.0) / (m + 2.0) if m > 3 else _BEHIND_THREE
+    prior = (m + 1.0) / (m + 2.0) if m > 3 else _AFTER_THREE
     return 2 * cell + kind.is_own, prior * share * others
 
 

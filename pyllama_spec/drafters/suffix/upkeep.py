@@ -20,9 +20,9 @@ from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
-# A store holds a conversation in parts: what a turn added, behind the MAX_MATCH tokens that lead on
-# to it. Where a turn goes on from the middle of a text, behind its whole question, the rest of that
-# text was taken back, as the thoughts of an answer are. Where it does within the question, two
+# A store holds a conversation in parts: what a turn added, after the MAX_MATCH tokens before it. A
+# turn that continues the middle of a text, after its whole question, drops the rest of that text,
+# as the thoughts of an answer are dropped. One that continues within the question shows that two
 # conversations begin alike, as with a system prompt.
 
 # By the place of a text: see parents_of().

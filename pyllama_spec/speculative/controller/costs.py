@@ -251,7 +251,7 @@ class RoundCosts:
         """[0 .. max_draft] a sequence's share of drafting n tokens for n_seqs sequences."""
         nearest = min(self._draft, key=lambda n: (abs(n - n_seqs), n), default=None)
         step_s = self.limits.step_share * self.curve(1, 0).at(1) / n_seqs
-        if nearest is None:  # nothing was drafted yet, or only behind a prompt that was read first
+        if nearest is None:  # nothing was drafted yet, or only after a prompt that was read first
             return [n * step_s for n in range(max_draft + 1)]
         curve = self._draft[nearest]
         seconds = [0.0, *(curve.at(n) / n_seqs for n in range(1, max_draft + 1))]
