@@ -158,7 +158,7 @@ def switch(text: str) -> bool:
 def words_of(text: str) -> list[str]:
     """Reads a list: words with commas between them, or JSON."""
     if text.lstrip().startswith("["):
-        return [str(one) for one in json.loads(text)]
+        return [str(one) for one in json_value(text)]
     return [one for one in (part.strip() for part in text.split(",")) if one]
 
 
@@ -167,9 +167,22 @@ def numbers_of(text: str) -> list[float]:
     return [float(one) for one in words_of(text.replace("/", ","))]
 
 
+def json_value(text: str) -> Any:
+    """Reads JSON.
+
+    Raises:
+        ValueError: it is none, or is nested too deeply.
+
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ArgumentError(problem="the JSON is nested too deeply") from None
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Reads an object of JSON."""
-    value = json.loads(text)
+    value = json_value(text)
     if not isinstance(value, dict):
         raise ArgumentError(problem=f"{text!r:.60}", expected="an object of JSON")
     return value

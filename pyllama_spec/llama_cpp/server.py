@@ -7,7 +7,6 @@ before the file, and that before the environment, but for HOST and PORT of it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.files import check_no_pipe
+from pyllama_spec.files import read_plain
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
-from pyllama_spec.options import Option, option, options_of, typed_values
+from pyllama_spec.options import Option, json_value, option, options_of, typed_values
 
 if TYPE_CHECKING:
     from pyllama_spec.server import ModelList
@@ -193,8 +192,7 @@ def _file(path: str) -> list[dict[str, Any]]:
     if not path.endswith(".json"):
         raise UnsupportedError(f"config_file={path!r:.200}: write it as .json")
     try:
-        check_no_pipe(path)
-        whole = json.loads(Path(path).read_text(encoding="utf-8"))
+        whole = json_value(read_plain(Path(path)))
     except (OSError, ValueError) as error:
         raise ArgumentError("config_file", Path(path), problem=f"cannot be read: {error}") from None
     models = whole.get("models") if isinstance(whole, dict) else None

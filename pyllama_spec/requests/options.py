@@ -109,10 +109,10 @@ def _no_tail_free(value: object, name: str) -> float:
 
 
 def _part_to_continue(value: object, name: str) -> bool | str | None:
-    if value in (None, "content", "reasoning_content"):
+    if value is None or isinstance(value, str):
+        if value not in (None, "content", "reasoning_content"):
+            raise ArgumentError(name, value, 'True, False, "content" or "reasoning_content"')
         return value
-    if isinstance(value, str):
-        raise ArgumentError(name, value, 'True, False, "content" or "reasoning_content"')
     return boolean(value, name)
 
 

@@ -6,6 +6,7 @@ set aside, turns the tokens of each round into pieces, and ends.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import threading
 from collections import deque
@@ -539,7 +540,9 @@ class Run:
         text = "".join((self.record.text, *(piece.text for piece in self.pieces)))
         with contextlib.suppress(Exception):  # the model may be closed by now
             tokens = [token for token in tokens if not self._vocab.is_eog(token)]
-            text = self._vocab.detokenize(tokens).decode(errors="ignore")
+            # As its reader gets it: the beginning of a character waits for its end.
+            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+            text = decoder.decode(self._vocab.detokenize(tokens))
         with contextlib.suppress(Exception):
             partial.partial_tokens, partial.partial_text = tuple(tokens), text
 

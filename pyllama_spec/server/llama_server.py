@@ -6,7 +6,6 @@ are an error, all together, before anything is opened.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ from pyllama_spec.engine.checks import instance, one_of, real
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
-from pyllama_spec.options import names_of, option, options_of
+from pyllama_spec.options import json_value, names_of, option, options_of
 from pyllama_spec.requests.options import OF_CHATS, RequestOptions
 from pyllama_spec.server.programs import Plan, flags_of, named, read, run, settings_of, spelt
 from pyllama_spec.server.settings import ServerSettings
@@ -38,7 +37,7 @@ def _file(text: str) -> str:
 
 
 def _json_file(text: str) -> Any:
-    return json.loads(_file(text))
+    return json_value(_file(text))
 
 
 def _scaled(text: str) -> list[tuple[str, float]]:
@@ -70,14 +69,14 @@ class Own:
     cache_mib: int = option(-1, server="-cram --cache-ram", variable="ARG_CACHE_RAM")
     escape: bool = option(True, server="-e --escape", server_off="--no-escape")
     grammar_file: str = option("", server="--grammar-file", read=_file)
-    json_schema: Any = option(None, server="-j --json-schema", read=json.loads)
+    json_schema: Any = option(None, server="-j --json-schema", read=json_value)
     json_schema_file: Any = option(None, server="-jf --json-schema-file", read=_json_file)
     chat_template_file: str = option(
         "", server="--chat-template-file", variable="ARG_CHAT_TEMPLATE_FILE", read=_file
     )
     chat_template_kwargs: Any = option(
         None, server="--chat-template-kwargs", variable="ARG_CHAT_TEMPLATE_KWARGS",
-        read=json.loads,
+        read=json_value,
     )
     reasoning_format: str = option(
         "auto", server="--reasoning-format", variable="ARG_THINK",

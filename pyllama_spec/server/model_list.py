@@ -13,8 +13,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from pyllama_spec.chat.prompts import template_variables
+from pyllama_spec.chat.tools import REASONING
 from pyllama_spec.drafters import needs_file
-from pyllama_spec.engine.checks import count, meant, real
+from pyllama_spec.engine.checks import count, meant, one_of, real
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.caches import BaseLlamaCache
@@ -214,6 +216,8 @@ def _decoded(text: str) -> _File:
         ) from None
     except ValueError as error:  # of tomllib
         raise ArgumentError(problem=f"it is not TOML: {error}") from None
+    except RecursionError:
+        raise ArgumentError(problem="its values are nested too deeply") from None
 
 
 @contextmanager
@@ -294,4 +298,7 @@ def _requests(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     chats = {key: value for key, value in given.items() if key in _OF_CHATS}
     defaults = {key: value for key, value in given.items() if key not in chats}
     RequestOptions.from_keywords(defaults)
+    RequestOptions(**{key: value for key, value in given.items() if key in OF_CHATS})
+    one_of(chats.get("reasoning_format"), (None, *REASONING), "reasoning_format")
+    template_variables(chats.get("chat_template_kwargs"))
     return defaults, chats

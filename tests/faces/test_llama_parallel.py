@@ -323,7 +323,7 @@ def test_ctrl_c_in_a_reader_brings_its_text(n_parallel: int) -> None:
                 llm(PROMPT, max_tokens=1000, logits_processor=interrupts, **GREEDY)
             text = caught.value.partial_text  # type: ignore[attr-defined]
             assert text
-            assert plain(PROMPT, 1000).replace("\ufffd", "").startswith(text)
+            assert plain(PROMPT, 1000).startswith(text)
             assert text_of(llm(PROMPT, max_tokens=9, **GREEDY)) == plain(PROMPT, 9)
     finally:
         signal.signal(signal.SIGINT, handler)

@@ -173,7 +173,7 @@ def test_while_it_generates(n_parallel: int) -> None:
         gate.opened.set()
         with pytest.raises(CancelledError) as caught:
             reading.result(timeout=60)
-        assert plain(PROMPT).replace("\ufffd", "").startswith(caught.value.partial_text)
+        assert plain(PROMPT).startswith(caught.value.partial_text)
         # A draft in that round is looked at to its end.
         assert gate.calls <= n_calls + 8
         assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
@@ -329,7 +329,7 @@ def test_a_deadline_in_line_and_in_a_place(n_parallel: int) -> None:
         with pytest.raises(DeadlineError) as caught:
             llm(PROMPT, max_tokens=200, timeout_s=0.05, logits_processor=slow, **GREEDY)
         assert isinstance(caught.value, TimeoutError)
-        assert plain(PROMPT, 200).replace("\ufffd", "").startswith(caught.value.partial_text)
+        assert plain(PROMPT, 200).startswith(caught.value.partial_text)
         assert text_of_whole(llm, PROMPT, max_tokens=60, timeout_s=600, **GREEDY) == plain(PROMPT)
         for wrong in (-1, "soon", float("nan")):
             with pytest.raises(ArgumentError):

@@ -121,6 +121,12 @@ def test_a_line_that_is_refused(line: str, named: str) -> None:
         llama_server.plan(line.split(), {})
 
 
+@pytest.mark.parametrize("flag", ["-ts", "-j", "--chat-template-kwargs", "--logit-bias", "-a"])
+def test_json_that_is_nested_too_deeply(flag: str) -> None:
+    with pytest.raises(ArgumentError, match=flag):
+        llama_server.plan(["-m", "t.gguf", flag, "[" * 60_000], {})
+
+
 @pytest.mark.parametrize("variable, value", [
     ("TOP_P", "5"), ("REASONING_EFFORT", "foo"), ("CHAT_TEMPLATE_KWARGS", "[1]"),
     ("SSE_PING_INTERVAL", "0"), ("KV_UNIFIED", "perhaps"),

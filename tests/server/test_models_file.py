@@ -108,12 +108,19 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
     A + "keep_alive_s = -1", A + "aliases = 'b'", A + 'aliases = ["b\\n2026 POST id=1"]',
     A + 'adapters = {"b\\u001b[31m" = {path = "x"}}', A + "aliases = ['a']",
     A + "adapters = {b = {scale = 1}}", A + "requests = {temperatur = 1}",
-    A + "requests = {temperature = 'hot'}", "default = 'b'\n" + A, 'memory_mib = 0\n' + A,
+    A + "requests = {temperature = 'hot'}", A + "requests = {reasoning_effort = 7}",
+    A + "requests = {reasoning_format = 'x'}", A + "requests = {chat_template_kwargs = [1]}",
+    "default = 'b'\n" + A, 'memory_mib = 0\n' + A,
     'turn_s = -1\n' + A, 'what = 1\n' + A, "[defaults]\naliases = ['b']\n" + A,
 ])  # fmt: skip
 def test_what_a_file_cannot_say(text: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"models\.toml: "):
         read_models(written(tmp_path, text))
+
+
+def test_values_that_are_nested_too_deeply(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"models\.toml: "):
+        read_models(written(tmp_path, A + "n_ctx = " + "[" * 60_000))
 
 
 def test_a_template_that_cannot_be_compiled(tmp_path: Path) -> None:
