@@ -19,25 +19,26 @@ PACKAGE = "pyllama_spec"
 # A room is a folder, or the files of one; its budget is in lines, docstrings included. A number
 # goes down with the room. Whoever raises one writes the reason behind it, in the same line.
 BUDGETS = {
-    "pyllama_spec": 1_000,  # the files beside the rooms
-    "pyllama_spec/bench": 1_600,
-    "pyllama_spec/chat": 2_180,
-    "pyllama_spec/cli": 2_950,
-    "pyllama_spec/convert": 3_490,
-    "pyllama_spec/drafters": 7_090,
-    "pyllama_spec/engine": 4_520,
+    # The files beside the rooms: the table of options has the help and the names of all faces.
+    "pyllama_spec": 1_450,
+    "pyllama_spec/bench": 1_560,
+    "pyllama_spec/chat": 2_130,
+    "pyllama_spec/cli": 2_710,
+    "pyllama_spec/convert": 2_690,
+    "pyllama_spec/drafters": 6_230,
+    "pyllama_spec/engine": 4_210,
     "pyllama_spec/gguf": 940,
-    "pyllama_spec/llama": 5_640,
-    "pyllama_spec/llama_cpp": 1_620,
+    "pyllama_spec/llama": 5_200,
+    "pyllama_spec/llama_cpp": 1_510,
     "pyllama_spec/requests": 2_900,
     "pyllama_spec/schema": 3_930,
-    "pyllama_spec/server": 7_370,
-    "pyllama_spec/speculative": 5_230,
-    "pyllama_spec/train": 8_670,
+    "pyllama_spec/server": 6_760,
+    "pyllama_spec/speculative": 5_170,
+    "pyllama_spec/train": 7_850,
     "tests": 61_020,
     "benchmarks": 1_480,
     "tools": 3_190,
-    "csrc": 16_290,  # 2,150 of them: repacked weights on x86 and ARM64 (issue 58)
+    "csrc": 16_370,  # 2,220 of them: repacked weights on x86 and ARM64 (issue 58)
 }
 # In words, bars of tables among them: what is written by hand in docs/.
 DOCS_BUDGET = 35_000
