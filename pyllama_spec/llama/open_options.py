@@ -59,7 +59,7 @@ def _names(numbers: Mapping[str | None, int]) -> tuple[str, ...]:
 def _file(value: Any, name: str) -> Any:
     instance(value, (str, os.PathLike, type(None)), name)
     if value is not None and not os.fspath(value):
-        raise ArgumentError(name, value, "a file name, or None for no store")
+        raise ArgumentError(name, value, "a file name, or None for none")
     return value
 
 
@@ -255,7 +255,7 @@ class OpenOptions:
     lora_base: str | None = None
     lora_scale: float = option(1.0, low=-math.inf)
     lora_path: str | os.PathLike[str] | None = option(
-        None, cli="--lora", metavar="GGUF", group="served", help="a LoRA adapter"
+        None, check=_file, cli="--lora", metavar="GGUF", group="served", help="a LoRA adapter"
     )
     numa: bool | int = False
     chat_format: str | None = None

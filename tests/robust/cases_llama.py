@@ -63,7 +63,7 @@ CASES.values(
         {"llama.context_length": None},
     ],
 )  # fmt: skip
-CASES.values("llama", partial(_open, draft="suffix"), ArgumentError, draft_memory="")
+CASES.values("llama", partial(_open, draft="suffix"), ArgumentError, draft_memory="", lora_path=7)
 CASES.values("llama", partial(_open, draft="prompt-lookup"), ArgumentError, n_draft=[-1, "x"])
 CASES.values("llama", partial(_open, draft=tiny()), ArgumentError, draft_n_ctx=[0, "all"])
 CASES.values("llama", _open, OutOfMemoryError, n_ctx=10**9)
