@@ -121,12 +121,12 @@ def _text(content: object, i: int) -> str | None:
             f"messages[{i}].content", content, 'a text, or a list of {"type": "text", "text": ...}'
         )
     texts: list[str] = []
-    for part in content:
+    for k, part in enumerate(content):
         if not isinstance(part, Mapping) or "type" not in part:
-            raise ArgumentError(f"messages[{i}].content", part, "a part with a type")
+            raise ArgumentError(f"messages[{i}].content[{k}]", part, "a part with a type")
         if part["type"] not in ("text", "refusal"):
             raise UnsupportedError(
-                param=f"messages[{i}].content", value=part["type"], expected="text alone"
+                param=f"messages[{i}].content[{k}].type", value=part["type"], expected="text alone"
             )
         text = part.get(part["type"])
         if not isinstance(text, str):

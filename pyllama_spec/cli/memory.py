@@ -216,9 +216,7 @@ def _prune(args: argparse.Namespace) -> int:
 
 def _forget(args: argparse.Namespace) -> int:
     if args.all == (args.text is not None):
-        raise ArgumentError(
-            "text", problem="and --all exclude each other", remedy="give one of them"
-        )
+        raise ArgumentError(problem="give TEXT or --all, and not both")
     if args.all:
         store = _opened(args.store)
         n = f"{len(store.texts())}"

@@ -165,15 +165,17 @@ def check_draft(draft: object, options: DraftOptions) -> None:
     is_name = isinstance(draft, str) and draft in _NAMED
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
     has_lookup = is_model or (is_name and draft == SUFFIX)
-    for name, value, fits in (
-        ("p_min", options.p_min, is_model), ("lookup", options.lookup, is_model),
-        ("draft_memory", options.memory, has_lookup),
+    copies = f"{SUFFIX}, {MTP}, {AUTO} or a draft in a file"
+    for name, value, fits, of in (
+        ("p_min", options.p_min, is_model, "a draft in a file"),
+        ("lookup", options.lookup, is_model, "a draft in a file"),
+        ("draft_memory", options.memory, has_lookup, copies),
     ):  # fmt: skip
         if value is not None and not fits:
             instead = _INSTEAD_OF[name] if isinstance(draft, Drafter) else ""
             raise ArgumentError(
-                name, value, remedy=f"leave it out{instead}",
-                problem=f"is for a draft that is given as a file, and not for {shown(draft)}",
+                name, value, problem=f"is for {of}, and not for `draft`={shown(draft)}",
+                remedy=f"leave it out{instead}",
             )  # fmt: skip
 
 

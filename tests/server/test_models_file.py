@@ -105,7 +105,8 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
 
 @pytest.mark.parametrize("text", [
     "", "models = 1", "[models.a", '[models.a]\nn_ctx = 1', A + "n_ctc = 4", A + "n_ctx = 'many'",
-    A + "keep_alive_s = -1", A + "aliases = 'b'", A + "lora_path = 7", A + "draft_memory = 7", A + 'aliases = ["b\\n2026 POST id=1"]',
+    A + "keep_alive_s = -1", A + "aliases = 'b'", A + "lora_path = 7", A + "draft_memory = 7",
+    A + 'aliases = ["b\\n2026 POST id=1"]',
     A + 'adapters = {"b\\u001b[31m" = {path = "x"}}', A + "aliases = ['a']",
     A + "adapters = {b = {scale = 1}}", A + "requests = {temperatur = 1}",
     A + "requests = {temperature = 'hot'}", A + "requests = {reasoning_effort = 7}",

@@ -46,7 +46,7 @@ _TABLES = (
     "CREATE TABLE facts (digest BLOB, max_tokens INTEGER, generation INTEGER)",
     f"CREATE TABLE texts ({_NUMBERS}, n_before INTEGER, ids BLOB, origins BLOB)",
 )
-_REMEDY = "delete it, or name another file"
+_REMEDY = "name another file, or delete it if it was a draft memory"
 # What a file may not do though it is damaged or forged, and what is deleted is overwritten. The
 # file survives a killed process; a power failure may cost it, and nothing waits for the disk.
 _SETTINGS = (
