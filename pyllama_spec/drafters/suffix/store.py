@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -158,10 +159,15 @@ class Store(Memory):
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
                 self._is_made = True
         info = self.path.stat()
-        # SQLite opens those beside it too, and waits without end for a writer of a pipe.
-        for path in (self.path, *(Path(f"{self.path}-{one}") for one in ("journal", "wal"))):
-            if path.exists() and not path.is_file():
-                raise ModelLoadError(f"the draft memory: {path} is not a file; name another one")
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
+        for end in ("-journal", "-wal"):  # SQLite opens them, and waits for a pipe's writer
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(Path(f"{self.path}{end}").stat().st_mode):
+                    raise ModelLoadError(
+                        f"the draft memory {self.path} cannot be used: {self.path.name}{end} is "
+                        "not a file; remove it"
+                    )
         if not os.access(self.path, os.R_OK):
             raise PermissionError(13, "Permission denied")
         can_write = os.access(self.path, os.W_OK)
