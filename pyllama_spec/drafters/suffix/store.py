@@ -256,7 +256,8 @@ class Store(Memory):
             return
         with self._one_state():
             _, self.max_tokens, generation = self._facts()
-            texts = list(self._texts_after(self._newest if generation == self._generation else 0))
+            newest = self._newest if generation == self._generation else 0
+            texts, newest = self._texts_after(newest)
         if generation != self._generation:
             self.replace(texts)
         elif texts:
@@ -265,22 +266,22 @@ class Store(Memory):
                 self.replace([*self.held, *texts])
             else:
                 self.load(texts)
-        self._generation, self._seen = generation, seen
+        self._newest, self._generation, self._seen = newest, generation, seen
 
-    def _texts_after(self, newest: int) -> Iterator[RememberedText]:
-        """The texts after one, in order. No more than may be there: a forged file has no end."""
+    def _texts_after(self, newest: int) -> tuple[list[RememberedText], int]:
+        """The texts after one, in order, and the newest row: a forged file may have any number."""
+        texts: list[RememberedText] = []
         n = 0
-        for row in self._file.execute(
-            "SELECT * FROM texts WHERE key > ? ORDER BY key",
-            (newest,),
-        ):
+        query = "SELECT * FROM texts WHERE key > ? ORDER BY key"
+        for row in self._file.execute(query, (newest,)):
             text = _text(row)
             n += 1 if text is None else text.n_entry
             if not newest < row[0] < _MOST or n > self.max_tokens:
                 raise sqlite3.DatabaseError("its texts are damaged")
-            self._newest = newest = row[0]
+            newest = row[0]
             if text is not None:
-                yield text
+                texts.append(text)
+        return texts, newest
 
     @contextlib.contextmanager
     def _one_state(self) -> Iterator[None]:
