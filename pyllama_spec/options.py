@@ -48,6 +48,7 @@ class Option:
             and those that switch it off.
         body: its names in a body: its own by default; "" for none.
         of_chats: whether it is for chats alone.
+        in_handlers: whether a `chat_handler` may get it: it changes no answer's form or place.
         in_files: whether a file or another server's flags may set it: not an object of Python.
     """
 
@@ -78,6 +79,7 @@ class Option:
     variable_off: str = ""
     body: str | None = None
     of_chats: bool = False
+    in_handlers: bool = True
     in_files: bool = True
 
     @property

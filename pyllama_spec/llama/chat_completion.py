@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.chat.prompts import check_fits, template_variables
@@ -24,6 +24,7 @@ from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, warn
 from pyllama_spec.llama.open_options import ChatHandler
+from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions
 
 if TYPE_CHECKING:
@@ -33,13 +34,6 @@ if TYPE_CHECKING:
 # The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
-_FIELDS = {field.name: field for field in fields(RequestOptions)}
-# The options that change an answer's form or place.
-_NOT_FOR_HANDLERS = (
-    "n", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
-    "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
-    "stream_options", "context_shift", "return_token_sources", "n_draft", "remember", "acceptance",
-)  # fmt: skip
 # Tokens of thought for an effort that a template does not read. LiteLLM's defaults.
 _BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": 4096}
 # What templates read to leave thoughts out.
@@ -220,9 +214,9 @@ def _begun_answer(
 
 def options_for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a handler gets although it may not know them."""
-    for name in _NOT_FOR_HANDLERS:
-        value = more.get(name)
-        if value is not None and value != _FIELDS[name].default:
+    for name, one in options_of(RequestOptions).items():
+        value = None if one.in_handlers else more.get(name)
+        if value is not None and value != one.default:
             raise UnsupportedError(
                 "is no option of the `chat_handler` of this Llama",
                 param=name,

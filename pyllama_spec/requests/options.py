@@ -305,13 +305,13 @@ class RequestOptions:
         help="a string that ends the text",
         server="-r --reverse-prompt", most=64,
     )
-    stop_token_ids: Sequence[int] = option((), check=_ids, most=10_000)
-    include_stop_str_in_output: bool = False
-    bad_words: str | Sequence[str] = option((), check=_words, most=1024)
-    ignore_eos: bool = option(False, server="--ignore-eos")
-    n: int = option(1, low=1, high=MAX_CHOICES)
+    stop_token_ids: Sequence[int] = option((), check=_ids, most=10_000, in_handlers=False)
+    include_stop_str_in_output: bool = option(False, in_handlers=False)
+    bad_words: str | Sequence[str] = option((), check=_words, most=1024, in_handlers=False)
+    ignore_eos: bool = option(False, server="--ignore-eos", in_handlers=False)
+    n: int = option(1, low=1, high=MAX_CHOICES, in_handlers=False)
     max_completion_tokens: int | None = None
-    min_tokens: int = option(0, low=0)
+    min_tokens: int = option(0, low=0, in_handlers=False)
     grammar: Any = option(None, server="--grammar")
     response_format: Mapping[str, Any] | None = None
     logprobs: int | None = option(None, low=0, high=MAX_LOGPROBS, body="")
@@ -322,28 +322,32 @@ class RequestOptions:
     stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = option(
         None, check=_functions, body=""
     )
-    thinking_token_budget: int | None = option(None, low=-1)
+    thinking_token_budget: int | None = option(None, low=-1, in_handlers=False)
     reasoning_effort: str | None = option(
-        None, choices=EFFORTS, of_chats=True,
+        None, choices=EFFORTS, of_chats=True, in_handlers=False,
         server="--reasoning-effort", variable="ARG_REASONING_EFFORT",
     )
     continue_final_message: bool | str | None = option(
-        None, check=_part_to_continue, of_chats=True
+        None, check=_part_to_continue, of_chats=True, in_handlers=False
     )
     add_generation_prompt: bool | None = option(None, of_chats=True)
-    return_token_ids: bool = False
-    return_token_sources: bool = option(False, body="")
-    stream_options: Mapping[str, Any] | None = option(None, check=_stream_options, body="")
+    return_token_ids: bool = option(False, in_handlers=False)
+    return_token_sources: bool = option(False, body="", in_handlers=False)
+    stream_options: Mapping[str, Any] | None = option(
+        None, check=_stream_options, body="", in_handlers=False
+    )
     user: str | None = None
-    remember: bool = True
+    remember: bool = option(True, in_handlers=False)
     context_shift: bool = option(
-        False, server="--context-shift", variable="ARG_CONTEXT_SHIFT",
+        False, in_handlers=False, server="--context-shift", variable="ARG_CONTEXT_SHIFT",
         server_off="--no-context-shift", variable_off="ARG_NO_CONTEXT_SHIFT",
     )
     n_keep: int = option(0, low=-1, server="--keep")
-    n_draft: int | None = option(None, low=0, body="")
+    n_draft: int | None = option(None, low=0, body="", in_handlers=False)
     prediction: str | None = option(None, body="")
-    acceptance: Acceptance | None = option(None, choices=ACCEPTANCE, body="")
+    acceptance: Acceptance | None = option(
+        None, choices=ACCEPTANCE, body="", in_handlers=False
+    )
     # What chats and grammars set.
     grammar_triggers: tuple[str, ...] = option((), body="")
     grammar_trigger_tokens: tuple[int, ...] = option((), body="")

@@ -46,7 +46,7 @@ from pyllama_spec.train.kinds.mtp_facts import TABLES, HeadFacts, check_window, 
 from pyllama_spec.train.progress import Reporter, SilentReporter
 from pyllama_spec.train.run.chains import ChainHead, Pairs
 from pyllama_spec.train.run.head import DraftShape
-from pyllama_spec.train.run.init_draft import InitDraft, check_finite, n_seen
+from pyllama_spec.train.run.init_draft import InitDraft, check_finite, check_same, n_seen
 from pyllama_spec.train.run.kind import ChainKind, Inputs
 
 Floats = npt.NDArray[np.float32]
@@ -361,17 +361,13 @@ def open_head(path: Path, info: ModelInfo) -> HeadFile:
 def open_head_for(path: Path, target: Model) -> HeadFile:
     """Opens the initial head of a run: the target's, or that of a file made for it."""
     info, its_info = _info(path), target.info
-    for what, own, its in (
+    check_same(
+        path,
         ("architecture", info.arch, its_info.arch),
         ("rows", info.n_embd, its_info.n_embd),
         ("a vocabulary", info.n_vocab, its_info.n_vocab),
         ("layers", info.n_layer, its_info.n_layer),
-    ):
-        if own != its:
-            raise TrainError(
-                f"{path.name} is of a model with {what} of {own}, this one has {its}; begin "
-                "without --init"
-            )
+    )
     return open_head(path, info)
 
 

@@ -112,16 +112,22 @@ class Keys:
         }
 
 
-def _check_target(path: Path, shape: DraftShape, target: ModelInfo) -> None:
-    for what, own, its in (
-        ("a vocabulary", shape.n_vocab, target.n_vocab),
-        ("rows", shape.n_embd_target, target.n_embd),
-    ):
+def check_same(path: Path, *facts: tuple[str, object, object]) -> None:
+    """Checks what the target of an initial draft had against this one's: name, then, now."""
+    for what, own, its in facts:
         if own != its:
             raise TrainError(
                 f"{path.name} was made for a target with {what} of {own}, this one has {its}; "
                 "begin without --init"
             )
+
+
+def _check_target(path: Path, shape: DraftShape, target: ModelInfo) -> None:
+    check_same(
+        path,
+        ("a vocabulary", shape.n_vocab, target.n_vocab),
+        ("rows", shape.n_embd_target, target.n_embd),
+    )
     if shape.n_embd != target.n_embd:
         raise TrainError(_unlike(path, f"its rows are of {shape.n_embd}, not {target.n_embd}"))
 
