@@ -1,20 +1,41 @@
-"""The keywords of Llama's calls: those of a request, and those of the call beside it.
+"""Llama's calls: their keywords, and how they run in an event loop.
 
-Type checkers read them from the dataclasses; inspect.signature(), help() and notebooks from what
-the decorators set. Their order is llama-cpp-python's, whose programs pass some by position.
+The keywords are those of a request, and those of the call beside it. Type checkers read them from
+the dataclasses; inspect.signature(), help() and notebooks from what the decorators set. Their order
+is llama-cpp-python's, whose programs pass some by position.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field, fields
-from functools import wraps
-from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from functools import lru_cache, partial, wraps
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from pyllama_spec.chat.template import Message
-from pyllama_spec.llama.responses import Response, Stream
+from pyllama_spec.errors import DeadlineError
+from pyllama_spec.llama.responses import Deferred, Response, check_stream
 from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.stream import Stream
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from concurrent.futures import ThreadPoolExecutor
+
+# Threads in which templates, grammars and tokens are made: the loop's own are the program's.
+_N_THREADS, THREADS = 8, "pyllama_spec-requests"
 
 _P = ParamSpec("_P")
 _Whole = TypeVar("_Whole", covariant=True)
@@ -85,8 +106,10 @@ class Call(Protocol[_P, _Whole, _Chunks]):
     # fmt: on
 
 
-_Call: TypeAlias = Call[_P, Response, Stream]
-_AsyncCall: TypeAlias = Call[_P, Coroutine[Any, Any, Response], Coroutine[Any, Any, Stream]]
+_Call: TypeAlias = Call[_P, Response, Stream[Response]]
+_AsyncCall: TypeAlias = Call[
+    _P, Coroutine[Any, Any, Response], Coroutine[Any, Any, Stream[Response]]
+]
 
 
 def call_of(
@@ -132,3 +155,56 @@ def _signature(keywords: Any, order: Sequence[str]) -> inspect.Signature:
         kind = kinds.POSITIONAL_OR_KEYWORD if name in order else kinds.KEYWORD_ONLY
         found.append(kinds(name, kind, default=default, annotation=one.type))
     return inspect.Signature(found)
+
+
+@lru_cache(maxsize=1)
+def _executor(pid: int) -> ThreadPoolExecutor:
+    """The executor of a process: a forked child has none of its parent's threads."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(_N_THREADS, THREADS)
+
+
+async def answered(
+    create: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], stream: object
+) -> Any:
+    """The result of a Llama.create_... call in an event loop.
+
+    A Deferred gives the handle: Deferred.WHOLE that of a response which is computed as a whole.
+    """
+    import asyncio  # not needed to open a model
+
+    is_stream = check_stream(stream)
+    deferred = Deferred.CHUNKS if is_stream else Deferred.WHOLE
+    call = partial(create, *args, stream=deferred, **keywords)
+    in_context = partial(copy_context().run, call)
+    made = asyncio.get_running_loop().run_in_executor(_executor(os.getpid()), in_context)
+    timeout_s = keywords.get("timeout_s")
+    limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
+    try:
+        await asyncio.wait([made], timeout=limit)
+        if not made.done():
+            raise DeadlineError(
+                f"the request did not start within `timeout_s={timeout_s}`",
+                remedy="give it more time",
+            )
+        handle: Any = made.result()
+    finally:
+        if not made.done():
+            made.add_done_callback(_give_up)
+        # An error knows this frame, which would know it: a prompt of megabytes stayed with it.
+        del made
+    if not isinstance(handle, Stream):  # of a chat handler
+        return handle
+    try:
+        handle.start(is_whole=not is_stream)
+    except BaseException:  # of several answers the first ones may be in line
+        handle.abort()
+        raise
+    return handle if is_stream or isinstance(stream, Deferred) else await handle
+
+
+def _give_up(made: Future[Any]) -> None:
+    """Cancels a request that nobody waits for, once it exists."""
+    if not made.cancelled() and made.exception() is None and isinstance(made.result(), Stream):
+        made.result().abort()

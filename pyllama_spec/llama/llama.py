@@ -52,6 +52,7 @@ from pyllama_spec.llama.calls import (
     ChatCall,
     Prompts,
     TextCall,
+    answered,
     async_call_of,
     call_of,
 )
@@ -62,7 +63,6 @@ from pyllama_spec.llama.chat_completion import (
     registered_handler,
 )
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
-from pyllama_spec.llama.event_loop import answered
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.loading import (
     check_options,
@@ -530,10 +530,7 @@ class Llama(Closeable):
         Raises:
             PyllamaSpecError: whatever create_completion() and Stream raise.
         """
-        create = self.create_completion
-        answer: Response | Stream = await answered(
-            create, self._opened, options, more, stream=stream
-        )
+        answer: Response | Stream = await answered(self.create_completion, options, more, stream)
         return answer
 
     @async_call_of(ChatCall, CHAT)
@@ -542,9 +539,7 @@ class Llama(Closeable):
     ) -> Response | Stream:
         """create_chat_completion() in an event loop; see acreate_completion()."""
         create = self.create_chat_completion
-        answer: Response | Stream = await answered(
-            create, self._opened, options, more, stream=stream
-        )
+        answer: Response | Stream = await answered(create, options, more, stream)
         return answer
 
     def generate_steps(

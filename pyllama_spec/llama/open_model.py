@@ -133,8 +133,8 @@ def _pairs(adapters: Any) -> list[tuple[Any, Any]]:
         ) from None
 
 
-# The model of a call in an event loop, and its adapters at the time of the call.
-_PINNED: ContextVar[tuple[OpenModel, Adapters] | None] = ContextVar("_PINNED", default=None)
+# The model of a with_adapters() block, and the adapters of its requests.
+_OF_BLOCK: ContextVar[tuple[OpenModel, Adapters] | None] = ContextVar("_OF_BLOCK", default=None)
 
 
 class OpenModel(Closeable):
@@ -159,13 +159,9 @@ class OpenModel(Closeable):
 
     @property
     def adapters(self) -> Adapters:
-        """The adapters of new requests; in a pinned call, those at its start."""
-        pinned = _PINNED.get()
-        return pinned[1] if pinned is not None and pinned[0] is self else self._adapters
-
-    def pin(self) -> None:
-        """Fixes the current adapters for the calls of this thread or task."""
-        _PINNED.set((self, self.adapters))
+        """The adapters of new requests."""
+        of_block = _OF_BLOCK.get()
+        return of_block[1] if of_block and of_block[0] is self else self._adapters
 
     @contextlib.contextmanager
     def with_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> Iterator[None]:
@@ -174,11 +170,11 @@ class OpenModel(Closeable):
         for adapter, scale in pairs:
             instance(adapter, Adapter, "adapter", "load one with Adapter(llm.model, path)")
             real(scale, "the scale")
-        before = _PINNED.set((self, tuple((one, float(scale)) for one, scale in pairs)))
+        before = _OF_BLOCK.set((self, tuple((one, float(scale)) for one, scale in pairs)))
         try:
             yield
         finally:
-            _PINNED.reset(before)
+            _OF_BLOCK.reset(before)
 
     @property
     def runtime(self) -> Runtime:

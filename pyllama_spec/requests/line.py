@@ -10,26 +10,19 @@ from collections.abc import Sequence
 from time import monotonic
 
 from pyllama_spec.engine.system import memory_bytes
-from pyllama_spec.requests.run import Arrival, Run
+from pyllama_spec.requests.run import Run
 from pyllama_spec.speculative import SavedSequence, SequenceState
 from pyllama_spec.speculative.sequence import n_common
 
 # How long an unread stream keeps a place that others wait for. Copying it away and
 # back takes about as long as computing some tokens, so that it is not done between two of them.
 _PATIENCE_S = 0.1
-# For how long a request waits for one that was asked for before it, and is not made yet. Rendering
-# and tokenizing take milliseconds; the thread that makes it may also wait for something else.
-_ARRIVING_S = 5.0
 # The limit of all suspended streams; less on a machine with less than eight times it.
 _COPIES_BYTES = 4 << 30
 
 
 class Line:
-    """The queued, placed and suspended requests, and the places themselves.
-
-    A request that is asked for in an event loop is made in a thread, and comes into line later, at
-    the place of its call: those after it leave a place for it.
-    """
+    """The queued, placed and suspended requests, and the places themselves."""
 
     def __init__(self, n_places: int) -> None:
         self.n_places = n_places
@@ -43,9 +36,7 @@ class Line:
         self.n_visits = 0
         # The maximum size of the copies of requests that were set aside.
         self.max_copies_bytes = min(_COPIES_BYTES, memory_bytes() // 8)
-        self._n_runs = self._n_arrivals = 0
-        # Calls whose requests are made now.
-        self._arriving: list[Arrival] = []
+        self._n_runs = 0
         # The last request that each sequence served, if none came since.
         self._served: dict[int, Run] = {}
 
@@ -57,35 +48,18 @@ class Line:
         """The requests that have or had a place."""
         return [*self.placed, *self.aside, *(run for run in self.waiting if run.saved is not None)]
 
-    def arrive(self, *, is_slow: bool) -> Arrival:
-        """Notes a call that will create a request, which keeps the call's queue position."""
-        self._n_arrivals += 1
-        self._arriving.append(Arrival(self._n_arrivals, monotonic(), is_slow))
-        return self._arriving[-1]
-
-    def made(self, arrival: Arrival) -> None:
-        """Called when the call's request is queued or will not come. May be called twice."""
-        if arrival in self._arriving:
-            self._arriving.remove(arrival)
-
     def enter(self, run: Run) -> None:
-        """Queues a new request at the position of its call."""
+        """Queues a new request."""
         run.number = self._n_runs
         self._n_runs += 1
-        if run.arrival is None:
-            self.made(arrival := self.arrive(is_slow=False))
-            run.arrival = arrival
-        self._queue(run)
-
-    def _queue(self, run: Run) -> None:
         self.waiting.append(run)
-        self.waiting.sort(key=lambda run: run.age)
 
     def return_to(self, run: Run) -> None:
         """Queues a suspended request again, at the position of its age."""
         if run in self.aside and run.has_caught_up:
             self.aside.remove(run)
-            self._queue(run)
+            self.waiting.append(run)
+            self.waiting.sort(key=lambda run: run.number)
 
     def leave(self, run: Run) -> None:
         """Called when a request ends: frees its place."""
@@ -122,19 +96,7 @@ class Line:
     @property
     def has_room(self) -> bool:
         """Whether the first request can get a place."""
-        return len(self.idle) > self.n_visits + len(self._before_first())
-
-    def _before_first(self) -> list[Arrival]:
-        """The calls that go before the first request in the queue."""
-        if not (self._arriving and self.waiting):
-            return []
-        first, since = self.waiting[0].arrival, monotonic() - _ARRIVING_S
-        if first is None:
-            return []
-        return [
-            one for one in self._arriving
-            if one.number < first.number and one.at > since and (first.is_slow or not one.is_slow)
-        ]  # fmt: skip
+        return len(self.idle) > self.n_visits
 
     def can_begin(self, reader: Run | None) -> bool:
         """Whether is_next(), and a place is free or can be freed."""
@@ -189,7 +151,7 @@ class Line:
             return []
         begun, me = monotonic() - _PATIENCE_S, threading.get_ident()
         over = sorted(
-            (since, run.age, run) for since, run in self._paused()
+            (since, run.number, run) for since, run in self._paused()
             if since <= begun or run.reader == me
         )  # fmt: skip
         return [run for _, _, run in over[:n]]
@@ -203,8 +165,6 @@ class Line:
     def patience_s(self, run: Run | None = None) -> float | None:
         """Seconds until a stream may be suspended or a request's timeout; None for never."""
         ends = [run.deadline for run in ([run] if run else self.waiting) if run.deadline]
-        if run is None or run.is_inline:
-            ends += [one.at + _ARRIVING_S for one in self._before_first()]
         if self.n_wanted and (run is None or run.is_inline):
             ends += [since + _PATIENCE_S for since, _ in self._paused()]
         return max(min(ends) - monotonic(), 0.001) if ends else None

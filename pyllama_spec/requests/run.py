@@ -64,15 +64,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A call whose request is made in another thread: its place in line, and its time."""
-
-    number: int
-    at: float
-    is_slow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RequestStatus:
     """The state of a request.
 
@@ -207,7 +198,6 @@ class Run:
         self.ready: threading.Condition | None = None  # that there are pieces, or that it ended
         # Its position among those in line; lower is earlier, and -1 until it is in line.
         self.number = -1
-        self.arrival: Arrival | None = None
         # Whether the thread that reads the request computes it.
         self.is_inline = False
         # How many pieces it may be ahead of its reader; None for a text that is read as a whole.
@@ -276,11 +266,6 @@ class Run:
     # ---- its place in line
 
     @property
-    def age(self) -> tuple[int, int]:
-        """The order of requests: lower is earlier."""
-        return (-1 if self.arrival is None else self.arrival.number), self.number
-
-    @property
     def is_over(self) -> bool:
         """Whether the request ended, with or without an error."""
         return self.finish is not None or self.error is not None
@@ -296,12 +281,6 @@ class Run:
         if self.is_inline or self.max_ahead is None:
             return not self.pieces
         return 2 * len(self.pieces) <= self.max_ahead
-
-    def arrive(self, arrival: Arrival) -> None:
-        """Dates the request back to its call."""
-        self.arrival = arrival
-        if self.options.timeout_s is not None:
-            self.deadline = arrival.at + self.options.timeout_s
 
     def notify(self) -> None:
         """Notifies the reader."""

@@ -36,7 +36,7 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.line import Line
-from pyllama_spec.requests.run import Arrival, RequestStatus, Run
+from pyllama_spec.requests.run import RequestStatus, Run
 from pyllama_spec.speculative import Round, SequenceState, Timing
 
 # How many pieces a stream may be ahead of its reader.
@@ -260,22 +260,6 @@ class Runner:
         self._line.use(sequence)
 
     # ---- for readers
-
-    def arrive(self, *, is_slow: bool) -> Arrival:
-        """Notes a call whose request another thread will create; it keeps its queue position.
-
-        Only slow requests wait for a slow one.
-        """
-        with self._lock:
-            return self._line.arrive(is_slow=is_slow)
-
-    def made(self, arrival: Arrival) -> None:
-        """Called when that request is queued or will not come. May be called twice."""
-        if self._is_out_of_reach:
-            return
-        with self._lock:
-            self._line.made(arrival)
-            self._wake()
 
     def start(self, run: Run, *, is_whole: bool, is_detached: bool) -> None:
         """Queues a request before it is read, unless its reader computes it.

@@ -15,7 +15,7 @@ from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError, ForkedError
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.requests.run import Arrival, GenerationRecord, RequestStatus, Run
+from pyllama_spec.requests.run import GenerationRecord, RequestStatus, Run
 from pyllama_spec.requests.runner import Runner
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.terminal import ProgressBar
@@ -171,19 +171,15 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
 
     # ---- for a thread that waits
 
-    def start(self, *, is_whole: bool = False, arrival: Arrival | None = None) -> None:
+    def start(self, *, is_whole: bool = False) -> None:
         """Queues the request; it is then computed whether or not it is read.
 
         Args:
             is_whole: whether to compute it to its end; else only some pieces ahead of its reader.
-            arrival: the call that asked for it, if another thread made it.
 
         Raises:
             QueueFullError: as many requests wait as Llama(max_waiting=) allows.
         """
-        if arrival is not None:
-            for run in self._runs:
-                run.arrive(arrival)
         self._start(is_whole=is_whole, is_detached=True)
 
     def _start(self, *, is_whole: bool, is_detached: bool) -> None:
