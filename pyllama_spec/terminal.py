@@ -1,13 +1,12 @@
-"""Colours and progress bars for terminals and notebooks."""
+"""Colours and progress bars for terminals."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import textwrap
-from typing import Any, TextIO
+from typing import TextIO
 
 _BAR_WIDTH, _LEAST_BAR = 24, 8
 # Where it is narrower still, the terminal breaks lines as it likes.
@@ -78,7 +77,7 @@ def clear_bar() -> None:
 
 
 class ProgressBar:
-    """A bar on a terminal's stderr, or of tqdm in a notebook; silent elsewhere."""
+    """A bar on a terminal's stderr; silent elsewhere."""
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
         self._label = label
@@ -87,16 +86,12 @@ class ProgressBar:
         self._is_shown = False
         with contextlib.suppress(ValueError, AttributeError):  # closed, or no stream of Python's
             self._is_shown = self._stream is not None and self._stream.isatty()
-        # Its own output is that of stderr, and of no file that was given.
-        self._has_widget = not self._is_shown and stream is None and is_notebook()
-        # Made when first drawn, so that an undrawn bar leaves no empty line.
-        self._widget: Any = None
         self._last = -1
 
     @property
     def is_shown(self) -> bool:
         """Whether the bar is visible."""
-        return self._is_shown or self._has_widget
+        return self._is_shown
 
     def __call__(self, fraction: float) -> None:
         """Draws the bar at 0.0 .. 1.0 if it has grown; clears it at 1.0."""
@@ -114,9 +109,6 @@ class ProgressBar:
         One line, whatever the terminal's width: where it is too long the bar is shorter, and then
         the note, of which `end` stays.
         """
-        if self._has_widget:
-            self._draw_widget(fraction, note + end)
-            return
         percent, width = f"{int(100 * fraction):3d}%", _BAR_WIDTH
         columns = columns_of(self._stream)
         if columns:
@@ -136,17 +128,6 @@ class ProgressBar:
         if self in _drawn:
             _drawn.remove(self)
         self._write(_CLEAR)
-        if self._widget is not None:
-            self._widget.close()
-            self._widget = None
-
-    def _draw_widget(self, fraction: float, note: str) -> None:
-        if self._widget is None:
-            self._widget = notebook_bar(self._label)
-        if self._widget is not None:
-            self._widget.set_postfix_str(note, refresh=False)
-            self._widget.n = int(100 * min(max(fraction, 0.0), 1.0))
-            self._widget.refresh()
 
     def _write(self, text: str) -> None:
         if self._stream is None or not self._is_shown:
@@ -156,22 +137,3 @@ class ProgressBar:
             self._stream.flush()
         except (OSError, ValueError):  # the terminal is gone: no reason to lose what is computed
             self._is_shown = False
-
-
-def is_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
-    # A program in a notebook has imported it.
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell is not None and hasattr(shell, "kernel")
-
-
-def notebook_bar(label: str) -> Any:
-    """A tqdm.notebook bar of 100 steps, or its text form without widgets; else None."""
-    if not is_notebook():
-        return None
-    options: dict[str, Any] = {"total": 100, "desc": label, "leave": False}
-    options["bar_format"] = "{desc}: {percentage:3.0f}% {bar} {postfix}"
-    for name in ("tqdm.notebook", "tqdm"):
-        with contextlib.suppress(ImportError):  # tqdm's own too, where widgets are missing
-            return importlib.import_module(name).tqdm(**options)
-    return None

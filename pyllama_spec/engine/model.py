@@ -24,7 +24,6 @@ from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import (
     ArgumentError,
     ModelLoadError,
-    PyllamaSpecError,
     UnsupportedError,
     warn,
 )
@@ -157,19 +156,6 @@ class Model(Owner):
             return f"<Model {self.path.name!r}, closed>"
         place = f", on {in_words(self.placement)}" if self.placement else ""
         return f"<Model {self.path.name!r}: {self.description}{place}, open>"
-
-    @property
-    def refusal(self) -> PyllamaSpecError | None:
-        """The error for a use after close(); None for a ClosedError."""
-        return self._handle.refusal
-
-    @refusal.setter
-    def refusal(self, error: PyllamaSpecError | None) -> None:
-        self._handle.refusal = error
-
-    def closed_error(self, message: str) -> PyllamaSpecError:
-        """The error for a use after close(): the refusal, or a ClosedError with this message."""
-        return self._handle.closed_error(message)
 
     @property
     def is_on_gpu(self) -> bool:

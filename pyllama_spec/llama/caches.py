@@ -32,20 +32,6 @@ class StateKey(tuple[int, ...]):
         key.owner = owner
         return key
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, tuple) or self.owner != getattr(other, "owner", None):
-            return False
-        return super().__eq__(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = tuple.__hash__
-
-
-def _asked(key: Sequence[int]) -> StateKey:
-    return key if isinstance(key, StateKey) else StateKey(key)
-
 
 class BaseLlamaCache(ABC):
     """The interface of Llama.set_cache(): maps tokens to states.
@@ -76,38 +62,39 @@ class BaseLlamaCache(ABC):
         """Stores a state, and drops the oldest states for room."""
 
 
-def _closest(keys: Iterable[StateKey], key: StateKey) -> StateKey | None:
-    own = (known for known in keys if key.owner in (None, known.owner))
-    best = max(own, key=lambda known: n_common(known, key), default=None)
-    return best if best is not None and n_common(best, key) > 0 else None
-
-
 class LlamaRAMCache(BaseLlamaCache):
     """A cache in memory."""
 
     def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
         super().__init__(capacity_bytes)
-        self.cache_state: OrderedDict[StateKey, LlamaState] = OrderedDict()
+        # By tokens and owner.
+        self.cache_state: OrderedDict[tuple[tuple[int, ...], str], LlamaState] = OrderedDict()
 
     @property
     def cache_size(self) -> int:
         """The size of all states in bytes."""
         return sum(state.llama_state_size for state in self.cache_state.values())
 
+    def _closest(self, key: Sequence[int]) -> tuple[tuple[int, ...], str] | None:
+        owner = getattr(key, "owner", None)
+        own = (known for known in self.cache_state if owner in (None, known[1]))
+        best = max(own, key=lambda known: n_common(known[0], key), default=None)
+        return best if best is not None and n_common(best[0], key) > 0 else None
+
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        closest = _closest(self.cache_state, _asked(key))
+        closest = self._closest(key)
         if closest is None:
             raise KeyError("no state begins with any of these tokens")
         self.cache_state.move_to_end(closest)
         return self.cache_state[closest]
 
     def __contains__(self, key: Sequence[int]) -> bool:
-        return _closest(self.cache_state, _asked(key)) is not None
+        return self._closest(key) is not None
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        stored = StateKey(key, value.owner)
-        self.cache_state.pop(stored, None)
+        stored = tuple(key), value.owner
         self.cache_state[stored] = value
+        self.cache_state.move_to_end(stored)
         while self.cache_state and self.cache_size > self.capacity_bytes:
             self.cache_state.popitem(last=False)
 
@@ -120,33 +107,22 @@ _LOCK = threading.Lock()
 
 
 class CachedRuns:
-    """The runs of one prompt, which a cache has a state for, and gets the states of.
+    """The runs of one prompt, which a cache may have a state for, and gets the states of."""
 
-    Args:
-        opened: their model.
-        cache: the cache.
-        prompt: their ids.
-    """
-
-    def __init__(self, opened: OpenModel, cache: BaseLlamaCache, prompt: Sequence[int]) -> None:
+    def __init__(self, opened: OpenModel, cache: BaseLlamaCache, runs: Sequence[Run]) -> None:
         self._opened, self._cache = opened, cache
-        self.state: LlamaState | None = None
-        owner = opened.owner
-        with suppress(KeyError), _LOCK:
-            state = cache[StateKey(prompt, owner)]
-            self.state = state if state.owner == owner else None  # of a cache of the user's own
         self._kept: dict[int, LlamaState] = {}
-
-    def attend(self, runs: Sequence[Run]) -> None:
-        """Restores the state before the runs, where it holds more, and copies theirs after them."""
+        state: LlamaState | None = None
+        with suppress(KeyError), _LOCK:
+            state = cache[StateKey(runs[0].request.prompt, opened.owner)]
         for i, run in enumerate(runs):
-            if self.state is not None:
+            # A cache of the user's own may give the state of another model.
+            if state is not None and state.owner == opened.owner:
                 # The adapters of the state and of the request, whatever is set meanwhile.
                 run.before = partial(
-                    _restore, self._opened, self.state, run.request.prompt, run.request.adapters
+                    _restore, opened, state, run.request.prompt, run.request.adapters
                 )
             run.after = partial(self._keep, i)
-        self.state = None
 
     def _keep(self, i: int, sequence: SequenceState) -> None:
         self._kept[i] = self._opened.state_of(sequence)
@@ -159,12 +135,6 @@ class CachedRuns:
                     self._cache[[*record.prompt_tokens, *record.tokens]] = state
 
 
-def holds_more(state: LlamaState, sequence: SequenceState, prompt: Sequence[int]) -> bool:
-    """Whether a state holds more of a prompt than a sequence."""
-    n_held = n_common(sequence.tokens[: sequence.n_decoded], prompt)
-    return n_common(state.tokens[: state.n_decoded], prompt) > n_held
-
-
 def _restore(
     opened: OpenModel,
     state: LlamaState,
@@ -172,6 +142,8 @@ def _restore(
     adapters: Adapters,
     sequence: SequenceState,
 ) -> None:
-    if holds_more(state, sequence, prompt):
+    """Restores a state that holds more of a prompt than a sequence does."""
+    n_held = n_common(sequence.tokens[: sequence.n_decoded], prompt)
+    if n_common(state.tokens[: state.n_decoded], prompt) > n_held:
         with suppress(ArgumentError):  # damaged, or too long for this context: it is read
             opened.restore(sequence, state, adapters)

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.chat.prompts import LONG_TEXT, at_least, check_fits
-from pyllama_spec.engine import Batch, Context, ContextParams, Model
+from pyllama_spec.engine import Batch, Context, ContextParams, Model, Vocab
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
+    ClosedError,
     ContextFullError,
     EngineError,
     OutOfMemoryError,
@@ -30,9 +31,6 @@ from pyllama_spec.requests.runner import Runner
 Text = str | Sequence[int]
 # The engine's LLAMA_MAX_SEQ.
 _MAX_SEQUENCES = 256
-
-# The maximum number of contexts for embeddings that may fail, one after the other.
-_MAX_DROPPED = 8
 
 
 class Embeddings:
@@ -51,14 +49,13 @@ class Embeddings:
         self._model, self._params, self._is_wanted = model, params, is_wanted
         self._runner, self._n_cancels = runner, 0
         self.context: Context | None = None
-        self._n_dropped = 0
         self._loss: RemoteError | None = None
 
     # ---- the context
 
     @contextmanager
     def _turn(self, n_cancels: int | None = None) -> Iterator[Context]:
-        """The context for this thread; opens it, and another one after a failure.
+        """The context for this thread; the first text opens it.
 
         `n_cancels` is the number of cancel() calls when the caller's call began.
         """
@@ -80,7 +77,7 @@ class Embeddings:
     def _check(self) -> None:
         model = self._model
         if model.is_closed:
-            raise model.closed_error(f"the model {model.path} is closed; load it again")
+            raise ClosedError(f"the model {model.path} is closed; load it again")
         if not self._is_wanted:
             raise UnsupportedError(
                 "this model was opened without embeddings",
@@ -89,13 +86,6 @@ class Embeddings:
 
     def _opened(self) -> Context:
         context = self.context
-        if context is not None and context.has_failed and self._n_dropped < _MAX_DROPPED:
-            # None keeps anything between calls. The engine does not free one that has failed: not
-            # for every text without memory.
-            self._n_dropped += 1  # before: is_usable reads both without the lock
-            self.context = None
-            context.close()
-            context = None
         if context is None:
             self.context = context = self._open()
             if context.pooling == "none" and self._params.pooling is None:
@@ -122,9 +112,8 @@ class Embeddings:
 
     @property
     def failure(self) -> PyllamaSpecError | None:
-        """The loss of a server with the model's layers, or the failure of the last context."""
-        is_last, context = self._n_dropped >= _MAX_DROPPED, self.context
-        return self._loss or (context.failure if is_last and context else None)
+        """The loss of a server with the model's layers, or the failure of the context."""
+        return self._loss or (self.context.failure if self.context else None)
 
     @property
     def memory_bytes(self) -> int:
@@ -198,13 +187,8 @@ class Embeddings:
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[float]:
         """See Llama.rank."""
         self._check()
-        if not isinstance(query, str):
-            raise ArgumentError("query", query, str)
-        if isinstance(documents, str) or not isinstance(documents, Sequence):
+        if isinstance(documents, str):
             raise ArgumentError("documents", documents, "a list of texts")
-        for i, document in enumerate(documents):
-            if not isinstance(document, str):
-                raise ArgumentError(f"documents[{i}]", document, str)
         # pooling_type="rank" for another model would give a number of its rows, and no score.
         own = self._model.metadata.get(f"{self._model.info.arch}.pooling_type")
         with self._turn() as context:
@@ -217,8 +201,8 @@ class Embeddings:
             n_max = min(context.n_batch, context.n_ctx)
         for text in (query, *(() if truncate else documents)):
             check_fits(self._model.vocab, text, n_max)
-        pairs, most = Pairs(self._model), n_max if truncate else None
-        tokens = [pairs.tokens(query, document, most) for document in documents]
+        most = n_max if truncate else None
+        tokens = [pair_tokens(self._model, query, document, most) for document in documents]
         rows, _ = self.embed(tokens, normalize=False, truncate=False) if tokens else ([], 0)
         return [float(row[0]) for row in rows]
 
@@ -270,59 +254,54 @@ def texts_of(texts: object) -> list[Text]:
         raise ArgumentError("input", texts, "a text or a list of them") from None
 
 
-class Pairs:
-    """The tokens of a query and a document, as a reranker reads them.
+def pair_tokens(model: Model, query: str, document: str, most: int | None) -> list[int]:
+    """The tokens of a pair, as a reranker reads them, the document cut to `most` in all.
 
     By the template "rerank" of the model's file, with {query} and {document} in it; else both with
     the tokens that the vocabulary wants around and between them. What the caller wrote is never a
     control token.
     """
-
-    def __init__(self, model: Model) -> None:
-        self._vocab, self._form = model.vocab, model.chat_template("rerank")
-
-    def tokens(self, query: str, document: str, most: int | None) -> list[int]:
-        """The tokens of a pair, the document cut to `most` in all; None for no limit."""
-        tokens = self._pair(query, document)
-        if most is None or len(tokens) <= most:
-            return tokens
-        ids = self._vocab.tokenize(document, add_special=False)
-        while len(tokens) > most and ids:
-            # The end may join with what follows: a token more or less.
-            del ids[len(ids) - min(max(len(tokens) - most, 1), len(ids)) :]
-            cut = self._vocab.detokenize(ids).decode(errors="ignore")
-            tokens = self._pair(query, cut)
-        if len(tokens) > most:
-            raise ContextFullError(
-                " by the query of rank()", n_tokens=len(tokens), n_ctx=most, param="query",
-                remedy="shorten it", setup="choose a larger `n_ctx` and `n_batch`",
-            )  # fmt: skip
+    tokens, vocab = _pair(model, query, document), model.vocab
+    if most is None or len(tokens) <= most:
         return tokens
+    ids = vocab.tokenize(document, add_special=False)
+    while len(tokens) > most and ids:
+        # The end may join with what follows: a token more or less.
+        del ids[len(ids) - min(max(len(tokens) - most, 1), len(ids)) :]
+        tokens = _pair(model, query, vocab.detokenize(ids).decode(errors="ignore"))
+    if len(tokens) > most:
+        raise ContextFullError(
+            " by the query of rank()", n_tokens=len(tokens), n_ctx=most, param="query",
+            remedy="shorten it", setup="choose a larger `n_ctx` and `n_batch`",
+        )  # fmt: skip
+    return tokens
 
-    def _pair(self, query: str, document: str) -> list[int]:
-        vocab = self._vocab
-        if self._form is not None:
-            return self._by_template(self._form, query, document)
-        end = [vocab.eos if vocab.eos is not None else vocab.special("sep")]
-        ends = end if vocab.adds_eos else []
-        parts: list[list[int | None] | list[int]] = [
-            [vocab.bos] if vocab.adds_bos else [], vocab.tokenize(query, add_special=False), ends,
-            [vocab.special("sep")] if vocab.adds_sep else [],
-            vocab.tokenize(document, add_special=False), ends,
-        ]  # fmt: skip
-        return [token for part in parts for token in part if token is not None]
 
-    def _by_template(self, form: str, query: str, document: str) -> list[int]:
-        from pyllama_spec.chat.prompt_provenance import PromptProvenance, tokenize_chat
+def _pair(model: Model, query: str, document: str) -> list[int]:
+    vocab, form = model.vocab, model.chat_template("rerank")
+    if form is not None:
+        return _pair_by_template(vocab, form, query, document)
+    end = [vocab.eos if vocab.eos is not None else vocab.special("sep")]
+    ends = end if vocab.adds_eos else []
+    parts: list[list[int | None] | list[int]] = [
+        [vocab.bos] if vocab.adds_bos else [], vocab.tokenize(query, add_special=False), ends,
+        [vocab.special("sep")] if vocab.adds_sep else [],
+        vocab.tokenize(document, add_special=False), ends,
+    ]  # fmt: skip
+    return [token for part in parts for token in part if token is not None]
 
-        text, spans = "", []
-        for part in re.split(r"(\{query\}|\{document\})", form):
-            caller = {"{query}": query, "{document}": document}.get(part)
-            if caller:
-                spans.append((len(text), len(text) + len(caller)))
-            text += part if caller is None else caller
-        provenance = PromptProvenance("all", tuple(spans), caller_strings=(query, document))
-        return tokenize_chat(self._vocab, text, provenance)
+
+def _pair_by_template(vocab: Vocab, form: str, query: str, document: str) -> list[int]:
+    from pyllama_spec.chat.prompt_provenance import PromptProvenance, tokenize_chat
+
+    text, spans = "", []
+    for part in re.split(r"(\{query\}|\{document\})", form):
+        caller = {"{query}": query, "{document}": document}.get(part)
+        if caller:
+            spans.append((len(text), len(text) + len(caller)))
+        text += part if caller is None else caller
+    provenance = PromptProvenance("all", tuple(spans), caller_strings=(query, document))
+    return tokenize_chat(vocab, text, provenance)
 
 
 def _scaled(row: npt.NDArray[np.float32], normalize: bool) -> list[float]:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from itertools import islice
@@ -45,7 +45,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     UnsupportedError,
 )
-from pyllama_spec.llama.caches import BaseLlamaCache, CachedRuns, holds_more
+from pyllama_spec.llama.caches import BaseLlamaCache, CachedRuns
 from pyllama_spec.llama.calls import (
     CHAT,
     TEXT,
@@ -154,7 +154,8 @@ class Llama(Closeable):
         start = perf_counter()
         options, unknown = OpenOptions.from_keywords(model_path, keywords)
         self._opened_with = options
-        self._reopening: _Reopening = vars(self).get("_reopening") or _Reopening()
+        # One thread at a time reopens or closes it.
+        self._closing: threading.RLock = vars(self).get("_closing") or threading.RLock()
         warn_of_unknown(unknown)
         check_options(options)
         draft, draft_model = options.draft, options.draft_model
@@ -362,7 +363,6 @@ class Llama(Closeable):
 
         The loss of an RPC server makes it unusable. So does an engine failure in the middle of a
         decode, as without memory: it leaves the context in an unknown state. Then reopen() helps.
-        Embeddings have a context of their own: eight that failed are replaced, and not the ninth.
         """
         runtime = self._opened.generating
         if self._embeddings.failure is not None:
@@ -733,12 +733,7 @@ class Llama(Closeable):
         records = [run.record for run in runs]
         cached = None
         if self.cache is not None and not is_list:
-            prompt = records[0].prompt_tokens
-            cached = CachedRuns(self._opened, self.cache, prompt)
-            if cached.state is not None and self._has_own("load_state"):
-                self._load(cached.state, prompt)
-                cached.state = None
-            cached.attend(runs)
+            cached = CachedRuns(self._opened, self.cache, runs)
 
         def end() -> None:
             if cached is not None:
@@ -752,18 +747,6 @@ class Llama(Closeable):
         )
         is_read_later = check_stream(stream) or isinstance(stream, Deferred)
         return handle if is_read_later else handle.result()
-
-    def _has_own(self, method: str) -> bool:
-        """Whether a subclass or the object's owner has replaced a method."""
-        return method in vars(self) or getattr(type(self), method) is not getattr(Llama, method)
-
-    def _load(self, state: LlamaState, prompt: Sequence[int]) -> None:
-        """Calls a subclass's load_state() for a cached state that holds more of the prompt."""
-        with self._runtime.runner.visit() as sequence:
-            is_worth = holds_more(state, sequence, prompt)
-        if is_worth:
-            with contextlib.suppress(ContextFullError):  # as without a cache: the prompt is read
-                self.load_state(state)
 
     @property
     def chat_format(self) -> str | None:
@@ -1206,14 +1189,25 @@ class Llama(Closeable):
         Does nothing to a usable model, so that several threads may call it. Requests end, and the
         KV cache is empty. The keywords are the same, and so are chat format, chat handler, cache
         and seeds; adapters are those of lora_path. After an error the model is closed, and
-        reopen() may be called again; until then requests raise an error of the same class. A model
-        that the program closed is opened too.
+        reopen() may be called again. A model that the program closed is opened too.
 
         Raises:
             ForkedError: the model belongs to the parent of this forked process.
             PyllamaSpecError: whatever Llama() and close() raise.
         """
-        self._reopening.run(self, Llama.__init__, self._close)
+        if self._opened.model.is_forked:  # the lock's holder may not exist here
+            raise ForkedError("the model belongs to the parent process; open it in the child")
+        with self._closing:
+            if self.is_usable:
+                return
+            kept = {name: getattr(self, name) for name in _KEPT_ATTRIBUTES}
+            chat_format, seed = self.chat_format, self._opened.seeds.state
+            self._close()
+            Llama.__init__(self, **self._opened_with.keywords())
+            vars(self).update(kept)
+            self._opened.seeds.state = seed
+            if self.chat_format != chat_format:
+                self.chat_format = chat_format
 
     def cancel(self) -> None:
         """Cancels all calls, from any thread: they raise CancelledError within one decode.
@@ -1229,8 +1223,8 @@ class Llama(Closeable):
         Raises:
             BusyError: called by a callback of a running generation.
         """
-        self._reopening.note_close(self)
-        self._close()
+        with contextlib.nullcontext() if self._opened.model.is_forked else self._closing:
+            self._close()
 
     def _close(self) -> None:
         self._opened.close(self._embeddings.close)
@@ -1241,7 +1235,7 @@ class Llama(Closeable):
 _OWN_ATTRIBUTES = frozenset((
     "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
     "_opened_with", "_opened", "_texts", "_params", "_values", "_embeddings", "_logits_all",
-    "_score_table", "_thoughts", "_chats", "_reopening",
+    "_score_table", "_thoughts", "_chats", "_closing",
 ))  # fmt: skip
 
 
@@ -1326,58 +1320,7 @@ def _one_of(names: Sequence[str], pattern: str, repo_id: str) -> str:
 
 
 # What a program may have set since the model was opened, beside the chat format and the seeds.
-_ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
-
-
-class _Reopening:
-    """The reopening of one Llama: by one thread at a time, and not after its close()."""
-
-    def __init__(self) -> None:
-        self._lock, self._n_closes = threading.Lock(), 0
-        # What a program has set: the chat format, the place in the seeds, attributes.
-        self._kept: tuple[str | None, int | None, dict[str, Any]] | None = None
-
-    def note_close(self, llm: Any) -> None:
-        """Called by close(), from any thread: a model that is being opened is closed then."""
-        self._n_closes += 1
-        llm._opened.model.refusal = None
-
-    def run(self, llm: Any, begin: Callable[..., None], close: Callable[[], None]) -> None:
-        """See Llama.reopen()."""
-        if llm._opened.model.is_forked:  # the lock's holder may not exist here
-            raise ForkedError("the model belongs to the parent process; open it in the child")
-        n_closes = self._n_closes
-        with self._lock:
-            if llm.is_usable or self._n_closes != n_closes:
-                return
-            if self._kept is None:  # else a failed call before this one has it
-                attributes = {name: getattr(llm, name) for name in _ATTRIBUTES}
-                self._kept = llm.chat_format, llm._opened.seeds.state, attributes
-            before = llm._embeddings.failure or llm._opened.failure
-            llm._opened.model.refusal = before  # of requests that wait
-            close()
-            try:
-                begin(llm, **llm._opened_with.keywords())
-                chat_format, seed, attributes = self._kept
-                vars(llm).update(attributes)
-                llm._opened.seeds.state = seed
-                if llm.chat_format != chat_format:
-                    llm.chat_format = chat_format
-            except BaseException as error:
-                close()
-                cause = error if isinstance(error, PyllamaSpecError) else before
-                if cause is not None:
-                    llm._opened.model.refusal = cause.copied(
-                        param="", expected="", remedy="call it again", setup="",
-                        problem="the model is not usable, since reopen() failed: "
-                        f"{str(error) or type(error).__name__}",
-                    )  # fmt: skip
-                if self._n_closes != n_closes:
-                    llm._opened.model.refusal = None
-                raise
-            self._kept = None
-            if self._n_closes != n_closes:
-                close()
+_KEPT_ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
 
 
 class ScoreTable:

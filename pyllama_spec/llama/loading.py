@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
@@ -27,10 +22,6 @@ from pyllama_spec.engine import (
     Context,
     ContextParams,
     Model,
-    build_stamp,
-    devices,
-    engine_version,
-    row_kernels,
 )
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.closeable import closed_on_failure
@@ -42,12 +33,10 @@ from pyllama_spec.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from pyllama_spec.files import whole_file
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.options import check_seed
 from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.speculative import Controller, Round, make_controller
-from pyllama_spec.speculative.controller import KnownCosts
 from pyllama_spec.speculative.row_timing import measure_rows
 from pyllama_spec.speculative.scheduler import draft_bound, drafter_bound
 from pyllama_spec.terminal import ProgressBar
@@ -205,12 +194,13 @@ def open_runtime(
         begin = perf_counter()
         round_ = Round(context, drafter, n_draft, controller, store_bytes=store_bytes)
         try:
-            on_close = _learn_costs(round_, controller, drafter)
+            if controller is not None and controller.wants_costs and round_.max_draft:
+                controller.learn_costs(measure_rows(context, 1 + round_.max_draft))
         except OutOfMemoryError as error:  # the first decodes
             sizes = [*smaller, "n_batch", "n_ubatch"]
             raise error.of(model.path.name, sizes) from None
         runner = Runner(model, round_, max_waiting, attach_s=perf_counter() - begin)
-        return Runtime(model, context, round_, runner, on_close, acceptance)
+        return Runtime(model, context, round_, runner, acceptance)
 
 
 def _check_is_free(drafter: Drafter) -> None:
@@ -243,20 +233,6 @@ def _open_context(model: Model, params: ContextParams, smaller: Sequence[str]) -
         raise error.of(what, smaller, types) from None
 
 
-def _learn_costs(
-    round_: Round, controller: Controller | None, drafter: Drafter
-) -> Callable[[], None] | None:
-    """Loads stored costs into a controller; returns the function that stores them at the end."""
-    if controller is None or not controller.wants_costs or not round_.max_draft:
-        return None
-    cache = CostCache(round_.target, drafter)
-    known = cache.read()
-    if known is not None:
-        controller.begin_with(known)
-    controller.learn_costs(measure_rows(round_.target, 1 + round_.max_draft))
-    return partial(cache.write, controller)
-
-
 def _n_snapshots(model: Model, max_draft: int, n_ubatch: int) -> int:
     """The number of snapshots of a recurrent state in the target's context.
 
@@ -268,117 +244,3 @@ def _n_snapshots(model: Model, max_draft: int, n_ubatch: int) -> int:
     if max_draft == 0 or not info.has_recurrent_state or not info.can_roll_back:
         return 0
     return max(min(max_draft + 1, FEW_ROWS, n_ubatch - 2), 0)
-
-
-_FORMAT = 1
-# A file has some hundred bytes.
-_MAX_BYTES = 1 << 14
-_MAX_SIZES = 64
-# Seconds of a part of a round: beyond these something else was measured.
-_LEAST_S, _MOST_S = 1e-8, 60.0
-
-
-def cache_folder() -> Path:
-    """The folder of downloads and costs."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("PYLLAMA_SPEC_CACHE") or f"{base}/pyllama_spec").expanduser()
-
-
-class CostCache:
-    """The costs of rounds on this machine, kept for later programs as initial estimates.
-
-    One small file for each target, drafter, machine and build, in the folder of the downloads. A
-    file that is damaged, hostile or of another version is ignored, and no fault here reaches the
-    caller. PYLLAMA_SPEC_COSTS=off disables it.
-    """
-
-    def __init__(self, context: Context, drafter: Drafter) -> None:
-        self._path: Path | None = None
-        if os.environ.get("PYLLAMA_SPEC_COSTS", "").lower() not in ("off", "0", "no"):
-            # A folder that cannot be named, a drafter whose description fails.
-            with contextlib.suppress(Exception):
-                self._path = cache_folder() / "costs" / f"{_key(context, drafter)}.json"
-
-    @property
-    def path(self) -> Path | None:
-        """The path of the file; None if costs are not stored."""
-        return self._path
-
-    def read(self) -> KnownCosts | None:
-        """Reads the stored costs; None if they are missing or implausible."""
-        # Opening a pipe, which is not a regular file, may block without end.
-        if self._path is None or not self._path.is_file():
-            return None
-        try:
-            with self._path.open("rb") as file:
-                data = file.read(_MAX_BYTES + 1)
-            content = json.loads(data) if len(data) <= _MAX_BYTES else {}
-            if content["format"] != _FORMAT:
-                return None
-            known = KnownCosts(*(_curve(content[name]) for name in ("verify", "draft", "rest")))
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return None
-        return known if known.verify else None
-
-    def write(self, controller: Controller) -> None:
-        """Stores a controller's costs, if it measured enough."""
-        if self._path is None:
-            return
-        known = controller.known_costs()
-        if known is None:
-            return
-        content = {
-            "format": _FORMAT,
-            "verify": known.verify,
-            "draft": known.draft,
-            "rest": known.rest,
-        }
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # A file of this process alone: others may write theirs, and the last one counts.
-            own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-            with whole_file(own) as part:
-                part.write_text(json.dumps(content), encoding="ascii")
-            own.replace(self._path)
-
-
-def _key(context: Context, drafter: Drafter) -> str:
-    """A digest of everything that the costs depend on."""
-    info, params = context.model.info, context.params
-    about = drafter.describe()
-    facts = [
-        build_stamp(), engine_version(), row_kernels(), platform.machine(), platform.node(),
-        os.cpu_count(), [device.name for device in devices()], _cpu_name(),
-        info.arch, info.n_params, info.size_bytes, info.n_layer, info.n_embd, info.n_vocab,
-        context.model.description, sorted(context.model.placement.items()),
-        context.n_threads, params.n_seq_max, params.kv_unified, params.flash_attn,
-        params.type_k, params.type_v, params.n_rs_seq, context.target_layers,
-        drafter.name, drafter.max_draft, about.get("size_bytes"), about.get("n_params"),
-        about.get("lookup"),
-    ]  # fmt: skip
-    import hashlib  # loads a library of its own
-
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-
-
-def _cpu_name() -> str:
-    """The processor's name, if the system reports it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
-            if line.startswith("model name"):
-                return line
-    return platform.processor()
-
-
-def _curve(seconds: Any) -> dict[int, float]:
-    """Reads seconds by size; ValueError, or another one, if a value is implausible."""
-    if len(seconds) > _MAX_SIZES:
-        raise ValueError
-    curve: dict[int, float] = {}
-    for key, value in seconds.items():
-        size = int(key[:4]) if key.isascii() else 0
-        # Not converted before: JSON has whole numbers that no float holds. NaN is outside too.
-        if not 1 <= size < 1000 or value is True or not _LEAST_S <= value <= _MOST_S:
-            raise ValueError
-        curve[size] = float(value)
-    return curve

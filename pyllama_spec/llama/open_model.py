@@ -21,7 +21,6 @@ from pyllama_spec.engine.context import FEW_ROWS, Settings, first_difference
 from pyllama_spec.errors import (
     ArgumentError,
     ContextFullError,
-    PyllamaSpecError,
     UnsupportedError,
 )
 from pyllama_spec.requests.options import RequestOptions, check_seed
@@ -182,13 +181,6 @@ class OpenModel(Closeable):
         if self.generating is None:
             raise UnsupportedError(self._why_not)
         return self.generating
-
-    @property
-    def failure(self) -> PyllamaSpecError | None:
-        """The error that left the model unusable; None for none, or after the user's close()."""
-        if self.model.is_closed:
-            return self.model.refusal
-        return None if self.generating is None else self.generating.context.failure
 
     def describe(self, name: str) -> str:
         """The repr of the model's owner, under a class name."""
@@ -387,10 +379,6 @@ class OpenModel(Closeable):
     def _free(self) -> None:
         runtime = self.generating
         if runtime is not None:
-            if runtime.on_close is not None:
-                # A caller's own controller must not keep the model open.
-                with contextlib.suppress(Exception):
-                    runtime.on_close()
             runtime.context.close()
         self.model.close()
         if self._own_drafter is not None:

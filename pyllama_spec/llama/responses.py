@@ -7,9 +7,8 @@ of records.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from html import escape
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,62 +21,10 @@ from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import GenerationRecord, usage_of
 from pyllama_spec.requests.samplers import TokenLogprob
 from pyllama_spec.speculative import SpeculationStats
-from pyllama_spec.speculative.stats import sources_in_words
-from pyllama_spec.terminal import SOURCE_COLOURS
 
 Response = dict[str, Any]
 # The handle of a request that is answered so.
 Stream: TypeAlias = handles.Stream[Response]
-# A ground behind the letters, so that they can be read on a light page and on a dark one.
-_DRAFTED = "background:rgba({},.28);border-radius:3px"
-# The terminal's colours of who drafted a stretch of text, as grounds.
-_GROUNDS = {
-    "model": "46,160,67", "copy": "0,150,170", "memory": "170,70,170", "grammar": "190,150,0",
-}  # fmt: skip
-_TEXT = "white-space:pre-wrap;margin:0 0 .4em 0"
-
-
-class Result(dict[str, Any]):
-    """A response: a dict that notebooks show as its text.
-
-    What is drafted and accepted has a ground by who drafted it: green for the model, cyan for a
-    copy of the text itself, magenta for one of an earlier text, yellow for the grammar. Figures
-    follow. `dict(result)` is a copy that is shown as any dict.
-    """
-
-    _shown: tuple[tuple[tuple[str, str], ...], ...] = ()
-
-    def __init__(
-        self, response: Mapping[str, Any] | None = None, records: Sequence[GenerationRecord] = ()
-    ) -> None:
-        super().__init__(response or {})
-        self._shown = tuple(record.stretches for record in records)
-
-    def _repr_html_(self) -> str:
-        texts = "".join(f'<pre style="{_TEXT}">{_coloured(one)}</pre>' for one in self._shown)
-        return f"<div>{texts}<small>{escape(self._figures())}</small></div>"
-
-    def _figures(self) -> str:
-        usage, timing = self.get("usage", {}), self.get("timing", {})
-        speculation = self.get("speculation", {})
-        n, seconds = usage.get("completion_tokens", 0), timing.get("decode_s", timing.get("wall_s"))
-        parts = [f"{n} tokens" if seconds is None else f"{n} tokens in {seconds:.2f} s"]
-        tps = timing.get("decode_tps", timing.get("tps"))
-        if tps:
-            parts.append(f"{tps:.1f} per second")
-        if speculation.get("drafter", "none") != "none":
-            accepted, drafted = speculation["accepted"], speculation["drafted"]
-            sources = sources_in_words(speculation.get("by_source", {}))
-            sources = sources and f" ({sources})"
-            parts.append(
-                f"{speculation['drafter']}: {accepted} of {drafted} drafted tokens "
-                f"accepted{sources}, {speculation['tokens_per_round']:.2f} tokens per round"
-            )
-        if speculation.get("note"):
-            parts.append(speculation["note"])
-        if speculation.get("reason_off"):
-            parts.append(f"the drafter is disabled: {speculation['reason_off']}")
-        return "; ".join(parts)
 
 
 def answering_model(path: str, model: str | None) -> str:
@@ -333,13 +280,13 @@ class ResponseShape:
             tps = usage["completion_tokens"] / wall_s if wall_s > 0 else 0.0
             timing = {"wall_s": wall_s, "tps": tps}
         speculation = (first.stats if len(records) == 1 else stats).as_dict()
-        response = {
+        response: Response = {
             **self._head(self._choices[0].kind), "choices": list(choices), "usage": usage,
             "speculation": speculation, "timing": timing,
         }  # fmt: skip
         if first.note:
             response["note"] = first.note
-        return Result(response, records)
+        return response
 
     def _add_end(self, choice: Response, record: GenerationRecord) -> None:
         choice["stop_reason"] = record.stop_reason
@@ -394,15 +341,3 @@ def token_text(vocab: Vocab, token: int) -> str:
 def _chat_token(vocab: Vocab, token: int, logprob: float) -> dict[str, Any]:
     data = vocab.piece(token, special=True)
     return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
-
-
-def _coloured(stretches: Sequence[tuple[str, str]]) -> str:
-    out = []
-    for text, who in stretches:
-        if who in _GROUNDS:
-            title, ground = SOURCE_COLOURS[who][2], _GROUNDS[who]
-            style = _DRAFTED.format(ground)
-            out.append(f'<span style="{style}" title="{title}">{escape(text)}</span>')
-        else:
-            out.append(escape(text))
-    return "".join(out)

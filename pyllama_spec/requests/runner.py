@@ -30,7 +30,6 @@ from pyllama_spec.errors import (
     DeadlineError,
     ForkedError,
     OutOfMemoryError,
-    PyllamaSpecError,
     QueueFullError,
     is_process_end,
 )
@@ -59,8 +58,6 @@ class Runtime:
     context: Context
     round: Round
     runner: Runner
-    # Called before the model is closed.
-    on_close: Callable[[], None] | None = None
     # How drafts are accepted for requests without that option; see Llama.
     acceptance: str = "exact"
 
@@ -146,10 +143,7 @@ class Runner:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise self._closed_error()
-
-    def _closed_error(self) -> PyllamaSpecError:
-        return self._model.closed_error(_CLOSED)
+            raise ClosedError(_CLOSED)
 
     def _check_process(self) -> None:
         """Before the lock: in a forked child a thread may hold it that is not there."""
@@ -203,7 +197,7 @@ class Runner:
                 yield context
         except CancelledError as error:
             if self._is_closed:
-                raise self._closed_error() from error
+                raise ClosedError(_CLOSED) from error
             raise
         finally:
             with self._lock:
@@ -651,7 +645,7 @@ class Runner:
             # Nobody asks where it was noticed, and the frames there hold the request, which would
             # form a cycle with its error.
             error.__traceback__ = None
-            error = self._closed_error() if self._is_closed else run.reason or error
+            error = ClosedError(_CLOSED) if self._is_closed else run.reason or error
         run.end(error, finish)
         self._line.leave(run)
         run.notify()

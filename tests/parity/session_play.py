@@ -564,7 +564,6 @@ def main() -> None:
     parser.add_argument("--arch", nargs="*", default=list(ARCHS))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    os.environ.setdefault("PYLLAMA_SPEC_COSTS", "off")
     total, begin = Counter[str](), time.monotonic()
     failed: list[str] = []
 

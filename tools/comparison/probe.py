@@ -53,7 +53,7 @@ def run_side(python: Path, side: str, paths: dict[str, str], only: str) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.jsonl"
         variables = {
-            **os.environ, "COMPARISON_ONLY": only, "PYLLAMA_SPEC_COSTS": "off",
+            **os.environ, "COMPARISON_ONLY": only,
             "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE",
         }  # fmt: skip
         command = [str(python), "-m", "tools.comparison.child", side, json.dumps(paths), str(out)]

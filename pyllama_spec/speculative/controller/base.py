@@ -131,15 +131,6 @@ class Spent:
         return self.draft_s + self.verify_s + self.rest_s
 
 
-@dataclass(frozen=True, slots=True)
-class KnownCosts:
-    """Measured seconds for one sequence in a short context, with which a controller starts."""
-
-    verify: dict[int, float]  # of a verify batch, by its rows
-    draft: dict[int, float]  # of a draft, by its tokens
-    rest: dict[int, float]  # of the rest of a round, by the number of sequences
-
-
 class Controller:
     """Drafts as many tokens as allowed and verifies all. Subclasses override this.
 
@@ -156,13 +147,6 @@ class Controller:
 
     def learn_costs(self, seconds: dict[int, float]) -> None:
         """Learns the seconds of verify batches by rows, measured when the target opens."""
-
-    def known_costs(self) -> KnownCosts | None:
-        """The measured costs, for begin_with() of a later program; None for none."""
-        return None
-
-    def begin_with(self, known: KnownCosts) -> None:
-        """Loads an earlier program's costs, before any measurement."""
 
     def begin(self, seq: int) -> None:
         """A request begins on a sequence."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyllama_spec.speculative.controller.base import ControllerLimits, KnownCosts, Span, Spent
+from pyllama_spec.speculative.controller.base import ControllerLimits, Span, Spent
 
 # As in profit.py, the worst group of worlds with about half and the double stands behind each.
 # Samples of a median: odd, and enough that a noisy clock moves it little.
@@ -61,7 +61,6 @@ class Curve:
         self._sizes: list[int] = []
         self._n_added = 0
         self._last: dict[int, int] = {}
-        self._guesses: set[int] = set()
         if start is not None:
             for size, value in start.points().items():
                 self.add(size, value)
@@ -72,9 +71,6 @@ class Curve:
         if samples is None:
             samples = self._samples[size] = deque(maxlen=_N_SAMPLES)
             self._sizes = sorted(self._samples)
-        if size in self._guesses:
-            self._guesses.remove(size)
-            samples.clear()
         samples.append(seconds)
         before, now = self._medians.get(size, seconds), median_low(samples)
         self._medians[size] = now
@@ -83,15 +79,9 @@ class Curve:
         if len(samples) >= _N_SETTLED and not now / _JUMP <= before <= now * _JUMP:
             for old in [s for s in self._sizes if self._last[s] <= self._n_added - _N_STALE]:
                 del self._samples[old], self._medians[old], self._last[old]
-                self._guesses.discard(old)
             self._sizes = sorted(self._samples)
         if self._rising:
             self._rising = {}
-
-    def guess(self, size: int, seconds: float) -> None:
-        """Sets the seconds of a size until its first sample."""
-        self.add(size, seconds)
-        self._guesses.add(size)
 
     def points(self) -> Mapping[int, float]:
         """The seconds of each measured size, never falling."""
@@ -176,19 +166,6 @@ class RoundCosts:
         curve = self.curve(1, 0)
         for rows, value in seconds.items():
             curve.add(rows, value)
-
-    def known(self) -> KnownCosts:
-        """The costs of one sequence in a short context."""
-        draft = self._draft[1].points() if 1 in self._draft else {}
-        return KnownCosts(dict(self.curve(1, 0).points()), dict(draft), dict(self._rest.points()))
-
-    def begin_with(self, known: KnownCosts) -> None:
-        """Loads the costs of known() in another program."""
-        self.start(known.verify)
-        for n, seconds in known.draft.items():
-            self._draft_curve(1).guess(n, seconds)
-        for n, seconds in known.rest.items():
-            self._rest.add(n, seconds)
 
     # ---- verifying
 
@@ -302,10 +279,10 @@ class RoundCosts:
 
     def describe(self) -> dict[str, Any]:
         """The milliseconds of one sequence in a short context."""
-        known = self.known()
+        draft = self._draft[1].points() if 1 in self._draft else {}
         return {
-            "verify_ms": {n: round(1e3 * s, 4) for n, s in known.verify.items()},
-            "draft_ms": {n: round(1e3 * s, 4) for n, s in known.draft.items()},
+            "verify_ms": {n: round(1e3 * s, 4) for n, s in self.curve(1, 0).points().items()},
+            "draft_ms": {n: round(1e3 * s, 4) for n, s in draft.items()},
             "rest_ms": 1e3 * self.rest(1),
         }
 

@@ -26,7 +26,6 @@ from pyllama_spec.speculative.controller.base import (
     ControllerLimits,
     DraftDecision,
     DraftGain,
-    KnownCosts,
     Span,
     Spent,
 )
@@ -75,8 +74,8 @@ _GAIN_SHARE, _GAIN_ROUNDS = 0.5, 80.0  # +1.8%, +0.1%; 0, +0.2%
 # The expected length of a new text in tokens; how many texts it weighs as much as, of the last 32.
 _LEAST_LENGTH, _LENGTH_WEIGHT, _N_LENGTHS = 64, 4.0, 32  # +0.1%, 0; 0, +0.5%; 0, 0
 # Rounds after which prices are computed anew, and plain rounds of which one is timed: they save
-# Python's time (0, +0.2%; +0.2%, +0.2%). Rounds after which costs are worth keeping.
-_REFRESH, _IDLE_EVERY, _KEEP_AFTER = 12, 4, 64
+# Python's time (0, +0.2%; +0.2%, +0.2%).
+_REFRESH, _IDLE_EVERY = 12, 4
 
 
 def best_length(prices: Prices, survivals: Sequence[float]) -> tuple[int, float]:
@@ -257,15 +256,6 @@ class ProfitController(Controller):
     def learn_costs(self, seconds: dict[int, float]) -> None:
         """Starts with the costs measured when the target was opened."""
         self.costs.start(seconds)
-        self._prices.clear()
-
-    def known_costs(self) -> KnownCosts | None:
-        """The measured costs, after some rounds."""
-        return self.costs.known() if self._n_rounds >= _KEEP_AFTER else None
-
-    def begin_with(self, known: KnownCosts) -> None:
-        """Loads costs; each point counts as one sample."""
-        self.costs.begin_with(known)
         self._prices.clear()
 
     # ---- before a round
