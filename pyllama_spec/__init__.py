@@ -51,16 +51,13 @@ from pyllama_spec.llama.llama import Llama, LlamaState
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import GenerationRecord, RequestStatus
-from pyllama_spec.requests.stream import Generation
+from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SpeculationStats, Timing
 
 if TYPE_CHECKING:
     from pyllama_spec._version import __version__
     from pyllama_spec.drafters import DrafterWrapper, Eagle3, LookupFirst
-    from pyllama_spec.llama.responses import Stream
 else:
-    from pyllama_spec.requests.stream import Stream
-
     # The version too: looking it up takes longer than most imports here.
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -92,7 +89,6 @@ __all__ = [
     "Eagle3",
     "EngineError",
     "ForkedError",
-    "Generation",
     "GenerationRecord",
     "Llama",
     "LlamaState",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -221,25 +219,11 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-# Several requests with one schema come together: it is compiled once, and the others wait for it.
-_LOCKS = [threading.Lock() for _ in range(64)]
-
-
-def _renew_locks() -> None:
-    """Makes new locks after a fork: nobody releases those of other threads there."""
-    _LOCKS[:] = [threading.Lock() for _ in _LOCKS]
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_locks)
-
-
 def _compiled(
     text: str, is_strict: bool, prefix: str, param: str, *, by_property: bool
 ) -> Loosened:
     """The grammar of a schema's text; errors are cached too, and name the argument `param`."""
-    with _LOCKS[hash(text) % len(_LOCKS)]:
-        made = _outcome(text, is_strict, prefix, by_property=by_property)
+    made = _outcome(text, is_strict, prefix, by_property=by_property)
     if isinstance(made, ArgumentError):
         raise made.copied(param=param)  # a traceback of its own
     return made

@@ -15,8 +15,9 @@ from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.options import options_of
+from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.requests.stream import Generation
+from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.stats import plural, since_in_words, sources_as_dict, sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
@@ -111,7 +112,7 @@ def run_generate(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_pieces(generation: Generation, *, silent: bool) -> None:
+def print_pieces(generation: Stream[Piece], *, silent: bool) -> None:
     """Runs a generation and prints its text as it arrives, coloured by who drafted each token.
 
     The line is ended, and notes follow, however the generation ends.
@@ -143,7 +144,7 @@ def colour_lines(sources: Sequence[tuple[str, str]]) -> list[str]:
     return [", ".join(named)] if named else []
 
 
-def _as_json(generation: Generation) -> dict[str, Any]:
+def _as_json(generation: Stream[Piece]) -> dict[str, Any]:
     record = generation.record
     return {
         "text": record.text,
@@ -173,7 +174,7 @@ def state_lines(stats: SpeculationStats) -> list[str]:
     return [f"{stats.drafter} was disabled{copies} {since}: {stats.reason_off}"]
 
 
-def end_lines(generation: Generation, max_tokens: int) -> list[str]:
+def end_lines(generation: Stream[Piece], max_tokens: int) -> list[str]:
     """The reason why the text ends, if the model did not end it."""
     record = generation.record
     if record.finish_reason != "length":

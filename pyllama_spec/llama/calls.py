@@ -70,7 +70,6 @@ class TextCall(RequestOptions):
     echo: bool = False
     stream: Literal[False] = False
     model: str | None = None
-    progress: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

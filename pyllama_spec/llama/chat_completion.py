@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, warn
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.options import options_of
-from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions
+from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions, stops_of
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
@@ -61,11 +61,12 @@ class Chats:
         self,
         model: Model,
         n_ctx: int | None,
-        thoughts: ThoughtTags,
         chat_format: str | None,
         chat_template: str | None,
     ) -> None:
-        self._model, self._n_ctx, self._thoughts = model, n_ctx, thoughts
+        self._model, self._n_ctx = model, n_ctx
+        # An error is kept as its words: an exception would keep its callers alive, the Llama too.
+        self._thought_tags: tuple[str, ...] | str | None = None
         has_own = model.chat_template() is not None
         self.name = chat_format or (_DEFAULT if has_own else "chatml")
         self._stops: tuple[str, ...] = ()  # beside the model's own end
@@ -94,7 +95,7 @@ class Chats:
     def of_format(self, name: str | None) -> Chats:
         """The chats of the model in another format."""
         check_form(name, None)
-        return Chats(self._model, self._n_ctx, self._thoughts, name, None)
+        return Chats(self._model, self._n_ctx, name, None)
 
     def template(self) -> ChatTemplate:
         """The format's template."""
@@ -106,19 +107,15 @@ class Chats:
 
     def plain(
         self,
-        template: ChatTemplate,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
         keywords: Mapping[str, Any],
     ) -> tuple[RenderedChat, RequestOptions]:
         """The prompt of a chat whose answer is text; `keywords` are those of RequestOptions."""
-        keywords = dict(keywords)
+        template, variables = self.template(), template_variables(chat_template_kwargs)
         if self._stops:
-            stops = keywords.get("stop") or ()
-            stops = [stops] if isinstance(stops, str) else stops
-            keywords["stop"] = [*stops, *self._stops]
-        variables = template_variables(chat_template_kwargs)
+            keywords = {**keywords, "stop": [*stops_of(keywords.get("stop")), *self._stops]}
         keywords, variables, unread = with_effort(keywords, variables, template.source)
         given = {name: value for name, value in keywords.items() if value is not None}
         request = RequestOptions.from_keywords({**CHAT_DEFAULTS, **given})
@@ -133,20 +130,18 @@ class Chats:
         self._check_fits(rendered)
         if unread is not None or request.thinking_token_budget is not None:
             answer = _begun_answer(template, messages, tools, variables, rendered.text, bool(which))
-            request = self._thoughts.of_chat(
-                template, request, unread, answer=answer, own_grammar=True
-            )
+            request = self._of_chat(request, unread, answer=answer, own_grammar=True)
         return rendered, request
 
     def parsed(
         self,
-        template: ChatTemplate,
         messages: Sequence[Message],
         request: ToolRequest,
         variables: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> tuple[RenderedChat, RequestOptions, AnswerReader]:
         """The prompt of a chat with tools or thoughts apart, and the reader of its answer."""
+        template = self.template()
         own, variables, unread = with_effort(options, variables, template.source)
         own = {name: value for name, value in own.items() if value is not None}
         wanted = own.get("response_format")
@@ -170,14 +165,83 @@ class Chats:
         self._check_fits(rendered)
         if name:
             check_continued(rendered.text, messages, name)
-        merged = self._thoughts.of_chat(
-            template, _merged(own, reader), unread,
+        merged = self._of_chat(
+            _merged(own, reader), unread,
             own_grammar=not _OF_ENGINE_GRAMMARS & reader.options.keys(),
             answer=_begun_answer(
                 template, messages, request.offered, variables, rendered.text, bool(name)
             ),
         )  # fmt: skip
         return rendered, merged, reader
+
+    # ---- thoughts
+
+    def of_text(self, tokens: Sequence[int], request: RequestOptions) -> RequestOptions:
+        """The options of a text, with the tags for a budget."""
+        for name in OF_CHATS:
+            if getattr(request, name) is not None:
+                raise ArgumentError(
+                    name, getattr(request, name), problem="applies to chats only",
+                    remedy="pass it to create_chat_completion(), or leave it out",
+                )  # fmt: skip
+        if request.thinking_token_budget is None or request.thought_close:
+            return request
+        text = self._model.vocab.detokenize(tokens, special=True).decode(errors="replace")
+        return self._bounded(request, self.thought_tags(), text, own_grammar=True)
+
+    def _of_chat(
+        self, request: RequestOptions, unread: str | None, *, answer: str, own_grammar: bool
+    ) -> RequestOptions:
+        """The options of a chat, with the tags for a budget."""
+        if unread is None and request.thinking_token_budget is None:
+            return request
+        tags = self.thought_tags()
+        if unread is not None and not tags:
+            if unread == "none":
+                return replace(request, response_format=None, thinking_token_budget=None)
+            raise UnsupportedError(
+                "is not for this model: its chat template marks no thoughts and reads no effort",
+                param="reasoning_effort",
+                value=unread,
+                remedy="leave it out",
+            )
+        if request.thinking_token_budget is None:
+            return request
+        return self._bounded(request, tags, answer, own_grammar=own_grammar)
+
+    def _bounded(
+        self, request: RequestOptions, tags: Sequence[str], before: str, *, own_grammar: bool
+    ) -> RequestOptions:
+        """The options with a budget and its tags, after the text `before`.
+
+        own_grammar: the request's grammar is for the answer alone, without thoughts.
+        """
+        if not tags:
+            raise UnsupportedError(
+                "is not for this model: its chat template marks no thoughts",
+                param="thinking_token_budget",
+                value=request.thinking_token_budget,
+                remedy="leave it out, or set `max_tokens`",
+            )
+        return replace(
+            request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),
+            thought_is_open=ends_in_thought(before, tags),
+            thought_close=_close(self._model.vocab, tags[1]),
+            grammar_skips_thoughts=own_grammar and request.grammar is not None,
+        )  # fmt: skip
+
+    def thought_tags(self) -> tuple[str, ...]:
+        """The tags of thoughts in the template's answers; () if it has none. Slow at first."""
+        if self._thought_tags is None:
+            try:
+                with ChatParser(self._model, self.template().source) as parser:
+                    session = parser.begin({"messages": [{"role": "user", "content": "."}]})
+                self._thought_tags = session.thought_tags
+            except ArgumentError as error:  # as it would be each time
+                self._thought_tags = str(error)
+        if isinstance(self._thought_tags, str):
+            raise ArgumentError(problem=self._thought_tags)
+        return self._thought_tags
 
     def _check_fits(self, rendered: RenderedChat) -> None:
         if self._n_ctx is not None:
@@ -228,8 +292,7 @@ def options_for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(own: Mapping[str, Any], reader: AnswerReader) -> RequestOptions:
-    stop = own.get("stop") or ()
-    stops = [stop] if isinstance(stop, str) else list(stop)
+    stops = stops_of(own.get("stop"))
     stops += [one for one in reader.options.get("stop", ()) if one not in stops]
     keywords = {**CHAT_DEFAULTS, **own, **reader.options, "stop": stops}
     return RequestOptions.from_keywords(keywords)
@@ -262,96 +325,6 @@ def with_effort(
 
 def _reads(source: str, name: str) -> bool:
     return re.search(rf"\b{name}\b", source) is not None
-
-
-class ThoughtTags:
-    """The tags of thoughts in a model's answers."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        # By the text of a template: reading one takes a while.
-        # An error is kept as its words: an exception would keep its callers alive, the Llama too.
-        self._known: dict[str, tuple[str, ...] | str] = {}
-
-    def of_text(
-        self, template: Callable[[], ChatTemplate], tokens: Sequence[int], request: RequestOptions
-    ) -> RequestOptions:
-        """The options of a text, with the tags for a budget."""
-        for name in OF_CHATS:
-            if getattr(request, name) is not None:
-                raise ArgumentError(
-                    name, getattr(request, name), problem="applies to chats only",
-                    remedy="pass it to create_chat_completion(), or leave it out",
-                )  # fmt: skip
-        if request.thinking_token_budget is None or request.thought_close:
-            return request
-        tags = self.of_template(template().source)
-        text = self._model.vocab.detokenize(tokens, special=True).decode(errors="replace")
-        return self._bounded(request, tags, text, own_grammar=True)
-
-    def of_chat(
-        self,
-        template: ChatTemplate,
-        request: RequestOptions,
-        unread: str | None,
-        *,
-        answer: str,
-        own_grammar: bool,
-    ) -> RequestOptions:
-        """The options of a chat, with the tags for a budget."""
-        if unread is None and request.thinking_token_budget is None:
-            return request
-        tags = self.of_template(template.source)
-        if unread is not None and not tags:
-            if unread == "none":
-                return replace(request, response_format=None, thinking_token_budget=None)
-            raise UnsupportedError(
-                "is not for this model: its chat template marks no thoughts and reads no effort",
-                param="reasoning_effort",
-                value=unread,
-                remedy="leave it out",
-            )
-        if request.thinking_token_budget is None:
-            return request
-        return self._bounded(request, tags, answer, own_grammar=own_grammar)
-
-    def _bounded(
-        self, request: RequestOptions, tags: Sequence[str], before: str, *, own_grammar: bool
-    ) -> RequestOptions:
-        """The options with a budget and its tags, after the text `before`.
-
-        own_grammar: the request's grammar is for the answer alone, without thoughts.
-        """
-        if not tags:
-            raise UnsupportedError(
-                "is not for this model: its chat template marks no thoughts",
-                param="thinking_token_budget",
-                value=request.thinking_token_budget,
-                remedy="leave it out, or set `max_tokens`",
-            )
-        return replace(
-            request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),
-            thought_is_open=ends_in_thought(before, tags),
-            thought_close=_close(self._model.vocab, tags[1]),
-            grammar_skips_thoughts=own_grammar and request.grammar is not None,
-        )  # fmt: skip
-
-    def of_template(self, source: str) -> tuple[str, ...]:
-        """The thought tags of a template; () if it has none.
-
-        The first call for a template takes a while.
-        """
-        if source not in self._known:
-            try:
-                with ChatParser(self._model, source) as parser:
-                    session = parser.begin({"messages": [{"role": "user", "content": "."}]})
-                self._known[source] = session.thought_tags
-            except ArgumentError as error:  # as it would be each time
-                self._known[source] = str(error)
-        known = self._known[source]
-        if isinstance(known, str):
-            raise ArgumentError(problem=known)
-        return known
 
 
 def _close(vocab: Vocab, end: str) -> tuple[int, ...]:

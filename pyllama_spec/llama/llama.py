@@ -58,7 +58,6 @@ from pyllama_spec.llama.calls import (
 )
 from pyllama_spec.llama.chat_completion import (
     Chats,
-    ThoughtTags,
     options_for_handler,
     registered_handler,
 )
@@ -76,7 +75,6 @@ from pyllama_spec.llama.open_options import (
     OpenOptions,
     context_numbers,
     keywords_of,
-    model_numbers,
     warn_of_length,
     warn_of_unknown,
     with_arguments,
@@ -87,14 +85,12 @@ from pyllama_spec.llama.responses import (
     Deferred,
     Response,
     ResponseShape,
-    Stream,
     TextChoice,
     answering_model,
     check_stream,
 )
-from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.options import options_of
-from pyllama_spec.requests import stream as handles
+from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import (
     MAX_LOGPROBS,
     LogitsProcessor,
@@ -104,11 +100,10 @@ from pyllama_spec.requests.options import (
 from pyllama_spec.requests.run import GenerationRecord, Run
 from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.requests.samplers import guided_sampler
-from pyllama_spec.requests.stream import Generation
+from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SequenceState, make_controller
 from pyllama_spec.speculative.sequence import Adapters, n_common
 from pyllama_spec.speculative.target_batch import DecodeCounts
-from pyllama_spec.terminal import ProgressBar
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
@@ -181,14 +176,12 @@ class Llama(Closeable):
         self.model_path, self.verbose = os.fspath(model_path), options.verbose
         self.spm_infill, self.last_n_tokens_size = options.spm_infill, last_n
         form = (options.chat_format, options.chat_template)
-        self._opened, self._texts = opened, VocabTexts(model.vocab)
-        self._params, self._values = params, attributes
+        self._opened, self._params, self._values = opened, params, attributes
         self._embeddings = Embeddings(model, params, opened.runner, options.embedding)
         self._logits_all, self._score_table = options.logits_all, ScoreTable()
-        self._thoughts = ThoughtTags(model)
         n_ctx = None if runtime is None else runtime.context.n_ctx_seq
         with closed_on_failure(opened):
-            self._chats = Chats(model, n_ctx, self._thoughts, *form)
+            self._chats = Chats(model, n_ctx, *form)
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
             with closed_on_failure(self._chats, opened):
@@ -261,7 +254,7 @@ class Llama(Closeable):
             add_bos: whether to add what the model expects around a text, such as its BOS token.
             special: whether names of control tokens are read as those tokens.
         """
-        return self._texts.tokenize(text, add_bos, special)
+        return self.model.vocab.tokenize(text, add_special=add_bos, parse_special=special)
 
     def detokenize(
         self,
@@ -277,7 +270,10 @@ class Llama(Closeable):
         Raises:
             ArgumentError: an id is outside the vocabulary.
         """
-        return self._texts.detokenize(tokens, prev_tokens, special)
+        vocab = self.model.vocab
+        data = vocab.detokenize(tokens, special=special)
+        begins = len(tokens) > 0 and tokens[0] == vocab.bos and not prev_tokens
+        return data[1:] if begins and data[:1] == b" " else data
 
     # ---- the model
 
@@ -403,11 +399,6 @@ class Llama(Closeable):
         """A copy of the context's parameters, as the engine's numbers."""
         return context_numbers(self.model, self._params, self._values)
 
-    @property
-    def model_params(self) -> SimpleNamespace:
-        """A copy of the model's parameters, as the engine's numbers."""
-        return model_numbers(self._values)
-
     def pooling_type(self) -> int:
         """The engine's number of the pooling type: 0 none, 1 mean ..."""
         named = POOLING[self._params.pooling]
@@ -424,8 +415,8 @@ class Llama(Closeable):
     @call_of(TextCall, TEXT)
     def create_completion(
         self, prompt: Prompts, *, suffix: str | None, echo: bool, stream: bool, model: str | None,
-        progress: bool | None = None, **options: Any,
-    ) -> Response | Stream:
+        **options: Any,
+    ) -> Response | Stream[Response]:
         # fmt: on
         """Continues a text, or each text of a list.
 
@@ -438,7 +429,6 @@ class Llama(Closeable):
             suffix: text that comes after what is generated, for models with fill-in-the-middle.
             echo: begin the text with the prompt; with logprobs, those of the prompt are there too.
             stream: give chunks as they come instead of one result; for one prompt.
-            progress: show a bar while a list is answered; None for what verbose says.
             model: the name in the result; the path by default.
             options: those of RequestOptions.
 
@@ -451,9 +441,7 @@ class Llama(Closeable):
             UnsupportedError: the model has no fill-in-the-middle tokens, and suffix is given.
             PyllamaSpecError: whatever Stream raises.
         """
-        return self._complete(
-            prompt, suffix, options, model=model, echo=echo, stream=stream, progress=progress
-        )
+        return self._complete(prompt, suffix, options, model=model, echo=echo, stream=stream)
 
     if TYPE_CHECKING:
         __call__ = create_completion
@@ -471,7 +459,7 @@ class Llama(Closeable):
         function_call: Any, stream: bool, model: str | None, logprobs: bool | None,
         top_logprobs: int | None, parallel_tool_calls: bool | None = None,
         reasoning_format: str | None = None, chat_template_kwargs: Any = None, **options: Any,
-    ) -> Response | Stream:
+    ) -> Response | Stream[Response]:
         # fmt: on
         """Answers a chat: a dict in OpenAI's format, or with stream=True a Stream.
 
@@ -500,7 +488,7 @@ class Llama(Closeable):
             if isinstance(theirs["stop"], tuple):
                 theirs["stop"] = list(theirs["stop"])
             theirs |= options_for_handler(options)
-            answer: Response | Stream = self.chat_handler(
+            answer: Response | Stream[Response] = self.chat_handler(
                 llama=self, messages=messages, functions=functions, function_call=function_call,
                 tools=tools, tool_choice=tool_choice, stream=check_stream(stream), model=model,
                 logprobs=logprobs, top_logprobs=top_logprobs, **theirs,
@@ -520,7 +508,7 @@ class Llama(Closeable):
     @async_call_of(TextCall, TEXT)
     async def acreate_completion(
         self, *options: Any, stream: bool = False, **more: Any
-    ) -> Response | Stream:
+    ) -> Response | Stream[Response]:
         """create_completion() in an event loop, which it never blocks, even with n_parallel=1.
 
         Returns:
@@ -530,16 +518,17 @@ class Llama(Closeable):
         Raises:
             PyllamaSpecError: whatever create_completion() and Stream raise.
         """
-        answer: Response | Stream = await answered(self.create_completion, options, more, stream)
+        create = self.create_completion
+        answer: Response | Stream[Response] = await answered(create, options, more, stream)
         return answer
 
     @async_call_of(ChatCall, CHAT)
     async def acreate_chat_completion(
         self, *options: Any, stream: bool = False, **more: Any
-    ) -> Response | Stream:
+    ) -> Response | Stream[Response]:
         """create_chat_completion() in an event loop; see acreate_completion()."""
         create = self.create_chat_completion
-        answer: Response | Stream = await answered(create, options, more, stream)
+        answer: Response | Stream[Response] = await answered(create, options, more, stream)
         return answer
 
     def generate_steps(
@@ -547,7 +536,7 @@ class Llama(Closeable):
         prompt: str | Sequence[int],
         options: RequestOptions | None = None,
         **keywords: Any,
-    ) -> Generation:
+    ) -> Stream[Piece]:
         """Generates in pieces that say which tokens were drafted.
 
         Args:
@@ -568,7 +557,7 @@ class Llama(Closeable):
             )
         instance(options, (RequestOptions, type(None)), "options")
         request = options if options is not None else RequestOptions.from_keywords(keywords)
-        return self._text_generation(self._prompt_tokens(prompt), request)
+        return self._stream_of(self._text_run(self._prompt_tokens(prompt), request))
 
     def generate_chat_steps(
         self,
@@ -577,7 +566,7 @@ class Llama(Closeable):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **keywords: Any,
-    ) -> Generation:
+    ) -> Stream[Piece]:
         """Answers a chat in pieces, as generate_steps() does.
 
         max_tokens is None by default, and the temperature 0.2.
@@ -587,9 +576,8 @@ class Llama(Closeable):
                 "generate_chat_steps() does not support the chat_handler of this Llama; call "
                 "create_chat_completion()"
             )
-        return self._chat_generation(
-            *self._chats.plain(self.template, messages, tools, chat_template_kwargs, keywords)
-        )
+        rendered, request = self._chats.plain(messages, tools, chat_template_kwargs, keywords)
+        return self._stream_of(self._chat_run(rendered, request))
 
     # ---- from options to streams
 
@@ -599,15 +587,24 @@ class Llama(Closeable):
             is_spm=self.spm_infill,
         )  # fmt: skip
 
-    def _text_generation(self, tokens: Sequence[int], request: RequestOptions) -> Generation:
-        request = self._thoughts.of_text(lambda: self.template, tokens, request)
-        return self._opened.generation(tokens, request, last_n=self.last_n_tokens_size)
+    def _text_run(self, tokens: Sequence[int], request: RequestOptions) -> Run:
+        request = self._chats.of_text(tokens, request)
+        return self._opened.run(tokens, request, last_n=self.last_n_tokens_size)
 
-    def _chat_generation(self, rendered: RenderedChat, request: RequestOptions) -> Generation:
+    def _chat_run(self, rendered: RenderedChat, request: RequestOptions) -> Run:
         tokens = rendered.tokenize(self.model.vocab)
-        generation = self._opened.generation(tokens, request, last_n=self.last_n_tokens_size)
-        generation.record.note = rendered.note
-        return generation
+        run = self._opened.run(tokens, request, last_n=self.last_n_tokens_size)
+        run.record.note = rendered.note
+        return run
+
+    def _stream_of(self, run: Run) -> Stream[Piece]:
+        """A stream of the pieces of one answer."""
+        if (n := run.options.n) > 1:
+            raise ArgumentError(
+                "n", n, "1, as a generation has one answer",
+                "create_completion() and create_chat_completion() give several",
+            )  # fmt: skip
+        return Stream(self._runtime.runner, [run])
 
     def _complete(
         self,
@@ -618,8 +615,7 @@ class Llama(Closeable):
         model: str | None,
         echo: bool,
         stream: bool | Deferred,
-        progress: bool | None,
-    ) -> Response | Stream:
+    ) -> Response | Stream[Response]:
         """See create_completion(); `options` are those of RequestOptions."""
         is_stream, echo = check_stream(stream), boolean(echo, "echo")
         request = RequestOptions.from_keywords(options)
@@ -632,17 +628,15 @@ class Llama(Closeable):
         for i, one in enumerate(prompt if is_list else (prompt,)):
             try:
                 self._add_answers(one, suffix, request, echo, runs, choices)
+                if is_list and (n := len(runs[-1].request.prompt)) >= self.n_ctx():
+                    raise ContextFullError.of_prompt(n, self.n_ctx())  # before any is computed
             except PyllamaSpecError as error:  # noqa: PERF203 - the message needs the number
                 if not is_list:
                     raise
                 raise _of_prompt(i, error) from None
-        if is_list:  # before any is computed
-            _check_lengths([run.request.prompt for run in runs[:: request.n]], self.n_ctx())
         shape = ResponseShape("cmpl", answering_model(self.model_path, model))
-        is_shown = len(runs) > 1 and (self.verbose if progress is None else progress)
-        bar = ProgressBar(f"{len(runs)} prompts") if is_shown else None
         shape.of(choices, request, request.n)
-        return self._answered(runs, shape, stream, bar, is_list=is_list)
+        return self._answered(runs, shape, stream, is_list=is_list)
 
     def _add_answers(
         self,
@@ -661,7 +655,7 @@ class Llama(Closeable):
             head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
         made: list[TextChoice] = []
         for one in options_of_choices(request, self._opened.seeds):
-            runs += self._text_generation(tokens, one).released()
+            runs.append(self._text_run(tokens, one))
             made.append(TextChoice(vocab, head if echo else "", n_top is not None, len(head)))
         if echo and n_top is not None:
             of_prompt = self._opened.prompt_logprobs(tokens, n_top)
@@ -679,7 +673,7 @@ class Llama(Closeable):
         stream: bool | Deferred,
         model: str | None,
         has_logprobs: bool,
-    ) -> Response | Stream:
+    ) -> Response | Stream[Response]:
         """See create_chat_completion(); `options` are those of RequestOptions."""
         is_stream = check_stream(stream)
         several = RequestOptions(n=options.pop("n", 1), seed=options["seed"])
@@ -687,10 +681,10 @@ class Llama(Closeable):
         runs: list[Run] = []
         choices: list[Choice] = []
         for one in options_of_choices(several, self._opened.seeds):
-            generation, reader = self._begin_chat(
+            run, reader = self._begin_chat(
                 messages, asked, variables, {**options, "seed": one.seed}
             )
-            runs += generation.released()
+            runs.append(run)
             if reader is None:
                 choices.append(ChatChoice(self.model.vocab, has_logprobs))
             else:
@@ -708,27 +702,21 @@ class Llama(Closeable):
         asked: ToolRequest,
         variables: Mapping[str, Any],
         options: Mapping[str, Any],
-    ) -> tuple[Generation, AnswerReader | None]:
-        """Prepares a generation, and the reader of its answer if one is needed."""
+    ) -> tuple[Run, AnswerReader | None]:
+        """Prepares an answer, and its reader if one is needed."""
         if asked.is_plain:
-            generation = self.generate_chat_steps(
-                messages, tools=None, chat_template_kwargs=variables, **options
-            )
-            return generation, None
-        rendered, request, reader = self._chats.parsed(
-            self.template, messages, asked, variables, options
-        )
-        return self._chat_generation(rendered, request), reader
+            return self._chat_run(*self._chats.plain(messages, None, variables, options)), None
+        rendered, request, reader = self._chats.parsed(messages, asked, variables, options)
+        return self._chat_run(rendered, request), reader
 
     def _answered(
         self,
         runs: Sequence[Run],
         shape: ResponseShape,
         stream: bool | Deferred,
-        bar: ProgressBar | None = None,
         *,
         is_list: bool = False,
-    ) -> Response | Stream:
+    ) -> Response | Stream[Response]:
         """The handle of prepared runs, with their cache and log lines; or its result."""
         records = [run.record for run in runs]
         cached = None
@@ -742,8 +730,8 @@ class Llama(Closeable):
                 for record in records:
                     sys.stderr.write(_log_line(record))
 
-        handle: Stream = handles.Stream(
-            self._runtime.runner, runs, shape, width=self.n_parallel, on_end=end, bar=bar
+        handle = Stream(
+            self._runtime.runner, runs, shape, width=self.n_parallel, on_end=end
         )
         is_read_later = check_stream(stream) or isinstance(stream, Deferred)
         return handle if is_read_later else handle.result()
@@ -774,6 +762,15 @@ class Llama(Closeable):
             UnsupportedError: the template in the file cannot be compiled.
         """
         return self._chats.template()
+
+    @property
+    def thought_tags(self) -> tuple[str, ...]:
+        """The tags by which the chat template marks thoughts; () if it marks none. Slow at first.
+
+        Raises:
+            ArgumentError: the engine does not read answers in its form.
+        """
+        return self._chats.thought_tags()
 
     # ---- embeddings
 
@@ -853,7 +850,7 @@ class Llama(Closeable):
         """
         from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-        answer: Response | Stream = self.create_chat_completion(*args, **keywords)
+        answer: Response | Stream[Response] = self.create_chat_completion(*args, **keywords)
         if isinstance(answer, Mapping):
             return ChatCompletion(**answer)
         return (ChatCompletionChunk(**chunk) for chunk in answer)
@@ -1151,9 +1148,10 @@ class Llama(Closeable):
         )  # fmt: skip
         check_fits(self._opened.model.vocab, tokens, self.n_ctx())
         held = [] if reset else self._latest().tokens[: self.n_tokens]
-        generation = self._opened.generation(
+        run = self._opened.run(
             [*held, *tokens], options, last_n=self.last_n_tokens_size, by_token=True
         )
+        generation = self._stream_of(run)
         try:
             for piece in generation:
                 for token in piece.tokens:
@@ -1231,11 +1229,64 @@ class Llama(Closeable):
         self._chats.close()
 
 
+class BaseLlamaTokenizer:
+    """The interface of tokenizers."""
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of a text in UTF-8."""
+        raise NotImplementedError
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of a run of tokens."""
+        raise NotImplementedError
+
+
+class LlamaTokenizer(BaseLlamaTokenizer):
+    """The vocabulary of an open model."""
+
+    # Llama(tokenizer=...) takes such a one: it changes nothing.
+    is_of_the_model = True
+
+    def __init__(self, llama: Llama) -> None:
+        self._llama = llama
+
+    def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of a text. Names of control tokens are those tokens unless special=False."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of a run of tokens; control tokens are empty unless `special`."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of a str; invalid Unicode is dropped."""
+        return self.tokenize(text.encode("utf-8", errors="ignore"), add_bos, special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; bytes of incomplete characters are dropped."""
+        return self.detokenize(tokens).decode("utf-8", errors="ignore")
+
+    @classmethod
+    def from_ggml_file(cls, path: str | os.PathLike[str]) -> LlamaTokenizer:
+        """Opens the vocabulary of a model's file, without its weights."""
+        return cls(Llama(path, vocab_only=True))
+
+
 # What Llama itself keeps in an instance; all else is a subclass's, and travels in its pickle.
 _OWN_ATTRIBUTES = frozenset((
     "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
-    "_opened_with", "_opened", "_texts", "_params", "_values", "_embeddings", "_logits_all",
-    "_score_table", "_thoughts", "_chats", "_closing",
+    "_opened_with", "_opened", "_params", "_values", "_embeddings", "_logits_all",
+    "_score_table", "_chats", "_closing",
 ))  # fmt: skip
 
 
@@ -1247,15 +1298,6 @@ def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
     if isinstance(error, ContextFullError):  # its message does not begin with the param
         problem = f"prompt {i} of the list: {problem}"
     return error.copied(param=param, problem=problem)
-
-
-def _check_lengths(prompts: Sequence[Sequence[int]], n_ctx: int) -> None:
-    for i, prompt in enumerate(prompts):
-        if len(prompt) >= n_ctx:
-            raise ContextFullError(
-                " of a request", n_tokens=len(prompt), n_ctx=n_ctx, param=f"prompt[{i}]",
-                remedy=f"shorten prompt {i} of the list", setup="choose a larger `n_ctx`",
-            )  # fmt: skip
 
 
 def _log_line(record: GenerationRecord) -> str:

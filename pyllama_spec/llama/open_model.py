@@ -27,7 +27,6 @@ from pyllama_spec.requests.options import RequestOptions, check_seed
 from pyllama_spec.requests.run import Request, Run
 from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.requests.samplers import TokenLogprob, token_logprob
-from pyllama_spec.requests.stream import Generation, Stream
 from pyllama_spec.speculative import Adapters, SavedSequence, SequenceRun, SequenceState
 
 Logits = npt.NDArray[np.float32]
@@ -228,26 +227,20 @@ class OpenModel(Closeable):
 
     # ---- requests, and rows of logits
 
-    def generation(
+    def run(
         self,
         tokens: Sequence[int],
         request: RequestOptions,
         *,
         last_n: int,
         by_token: bool = False,
-    ) -> Generation:
+    ) -> Run:
         """Prepares a request. It draws its seed now, in the order of the calls."""
-        if request.n > 1:
-            raise ArgumentError(
-                "n", request.n, "1, as a generation has one answer",
-                "create_completion() and create_chat_completion() give several",
-            )  # fmt: skip
         seed = self.seeds.draw() if request.seed is None else None
         self.n_back = None
         asked = Request(tuple(tokens), request, seed, last_n, by_token, self.adapters)
         runtime = self.runtime
-        run = Run(runtime.model, runtime.context, asked, runtime.acceptance)
-        return Stream(runtime.runner, [run])
+        return Run(runtime.model, runtime.context, asked, runtime.acceptance)
 
     def last_row_of(self, state: SequenceState, prompt: Sequence[int]) -> Logits:
         """Reads a sequence to the end of a prompt; returns its last token's logits, [n_vocab]."""

@@ -533,13 +533,6 @@ def context_numbers(
     })  # fmt: skip
 
 
-def model_numbers(values: Mapping[str, Any]) -> SimpleNamespace:
-    """The parameters of a model, of the values of Llama's keywords."""
-    names = ("n_gpu_layers", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock")
-    numbers = {name: values[name] for name in names}
-    return SimpleNamespace(**numbers, split_mode=SPLIT_MODES.index(values["split_mode"]))
-
-
 def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
     """The value for a number of the engine's; other values unchanged."""
     if isinstance(value, str):

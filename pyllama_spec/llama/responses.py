@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from enum import Enum
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import boolean
-from pyllama_spec.requests import stream as handles
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import GenerationRecord, usage_of
@@ -23,8 +22,6 @@ from pyllama_spec.requests.samplers import TokenLogprob
 from pyllama_spec.speculative import SpeculationStats
 
 Response = dict[str, Any]
-# The handle of a request that is answered so.
-Stream: TypeAlias = handles.Stream[Response]
 
 
 def answering_model(path: str, model: str | None) -> str:

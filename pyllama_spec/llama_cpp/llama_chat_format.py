@@ -15,6 +15,7 @@ from pyllama_spec.llama.chat_formats import (
     register_chat_completion_handler,
 )
 from pyllama_spec.llama.open_options import ChatHandler
+from pyllama_spec.requests.options import stops_of
 
 __all__ = [
     "CHATML_BOS_TOKEN",
@@ -135,13 +136,11 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
             )
         for_template = {name: options.pop(name, None) for name in _OF_CHATS[:4]}
         formatted = chat_formatter(messages=messages, **for_template)
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
-        more = [formatted.stop] if isinstance(formatted.stop, str) else list(formatted.stop or ())
         tokens = llama.tokenize(
             formatted.prompt.encode("utf-8"), add_bos=not formatted.added_special, special=True
         )
         answer = llama.create_completion(
-            tokens, stop=[*stops, *more], stream=stream,
+            tokens, stop=[*stops_of(stop), *stops_of(formatted.stop)], stream=stream,
             logprobs=(top_logprobs or 0) if logprobs else None,
             stopping_criteria=formatted.stopping_criteria, **options,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from pyllama_spec.errors import UnsupportedError
-from pyllama_spec.llama.tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+from pyllama_spec.llama.llama import BaseLlamaTokenizer, LlamaTokenizer
 
 __all__ = ["BaseLlamaTokenizer", "LlamaHFTokenizer", "LlamaTokenizer"]
 

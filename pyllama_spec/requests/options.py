@@ -78,6 +78,11 @@ def _texts(value: object, name: str) -> tuple[str, ...]:
     return texts
 
 
+def stops_of(stop: str | Sequence[str] | None) -> list[str]:
+    """One stop string, several or none as a list."""
+    return [stop] if isinstance(stop, str) else list(stop or ())
+
+
 def _words(value: object, name: str) -> tuple[str, ...]:
     return tuple(text(one, name) for one in _texts(value, name))
 

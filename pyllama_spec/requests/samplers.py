@@ -8,7 +8,7 @@ of the vocabulary is computed only where the first choice is forbidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -178,16 +178,6 @@ class _History:
         return ids
 
 
-def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> Any:
-    """Calls a user function; returns its result."""
-    try:
-        return function(ids, logits)
-    except (StopIteration, GeneratorExit) as error:
-        raise ArgumentError(
-            kind, problem=f"of {function!r} raised {type(error).__name__}"
-        ) from error
-
-
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """The natural logarithm of one token's probability, and the likeliest ids with theirs."""
@@ -234,7 +224,7 @@ class Observer:
             self.logprobs.append(token_logprob(logits, token, self._n_top))
         if self._criteria and self.n_stop is None:
             ids, logits = self.history.view(), np.array(self._context.logits(row))
-            if any(_called(stop, "stopping criterion", ids, logits) for stop in self._criteria):
+            if any(stop(ids, logits) for stop in self._criteria):
                 self.n_stop = self._n_tokens
         self._n_tokens += 1
         self.history.append(token)
@@ -258,7 +248,7 @@ class ProcessedSampler(StepSampler):
         scores = np.array(context.logits(i))
         shape = scores.shape
         for processor in self._processors:
-            returned = _called(processor, "logits processor", self._history.view(), scores)
+            returned = processor(self._history.view(), scores)
             try:
                 scores = np.asarray(returned, dtype=np.float32)
             except (TypeError, ValueError, OverflowError) as error:

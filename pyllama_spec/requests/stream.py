@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError, ForkedError
@@ -18,7 +18,6 @@ from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import GenerationRecord, RequestStatus, Run
 from pyllama_spec.requests.runner import Runner
 from pyllama_spec.speculative import SpeculationStats
-from pyllama_spec.terminal import ProgressBar
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -80,7 +79,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         *,
         width: int = 1,
         on_end: Callable[[], None] | None = None,
-        bar: ProgressBar | None = None,
     ) -> None:
         """Made by Llama's calls.
 
@@ -90,10 +88,9 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
             shape: the form of what it gives; None for pieces and a record.
             width: how many answers are read in turns.
             on_end: called once all answers were read to their end.
-            bar: shown while several are read as a whole.
         """
         self._runner, self._shape, self._width = runner, shape, width
-        self._on_end, self._bar = on_end, bar
+        self._on_end = on_end
         self.records = [run.record for run in runs]
         self.record = self.records[0]
         self._left, self._items = list(range(len(runs))), deque[_T]()
@@ -111,11 +108,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         for run in self._runs:
             if run.number >= 0:
                 self._runner.drop(run)
-
-    def released(self) -> tuple[Run, ...]:
-        """Its runs, for a stream of another shape; this one is no handle any more."""
-        runs, self._runs = self._runs, ()
-        return runs
 
     # ---- what is known of it
 
@@ -273,16 +265,14 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         n, failed = len(self._runs), None
         choices: list[Any] = [None] * n
         try:
-            self._show(0.0)
             self._start(is_whole=True, is_detached=False)
             for i in range(n):
                 try:
                     choices[i] = shape.choice(i, self._read_all(i))
-                except (CancelledError, ClosedError):  # meant for all of them
+                except (CancelledError, ClosedError):  # noqa: PERF203 - meant for all of them
                     raise
                 except Exception as error:  # noqa: BLE001 - the others are answered first
                     failed = failed or error
-                self._show((i + 1) / n)
             if failed is not None:
                 raise failed
         except BaseException as error:
@@ -292,14 +282,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
             with suppress(BusyError):
                 self.close()
             raise
-        finally:
-            if self._bar is not None:
-                self._bar.clear()
         return choices
-
-    def _show(self, fraction: float) -> None:
-        if self._bar is not None:
-            self._bar(fraction)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -403,7 +386,3 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
                 for run in self._runs:
                     self._runner.withdraw(run)
                 self._left, self._items = [], deque()
-
-
-# A stream of pieces, as Llama.generate_steps() gives it.
-Generation: TypeAlias = Stream[Piece]

@@ -24,9 +24,9 @@ from pyllama_spec.errors import (
     UnsupportedError,
 )
 from pyllama_spec.llama import Llama
-from pyllama_spec.llama.chat_completion import ThoughtTags
-from pyllama_spec.llama.responses import Deferred, Response, Stream
+from pyllama_spec.llama.responses import Deferred, Response
 from pyllama_spec.requests.options import MAX_CHOICES
+from pyllama_spec.requests.stream import Stream
 from pyllama_spec.server.api_errors import ApiError, openai_error
 from pyllama_spec.server.door import RequestInfo
 from pyllama_spec.server.keywords import beyond, cut_note, keywords_of
@@ -96,7 +96,6 @@ class Service:
         self, llm: Llama, settings: ServerSettings, name: str, metrics: ModelMetrics
     ) -> None:
         self.llm, self.settings, self.name, self.metrics = llm, settings, name, metrics
-        self._thought_tags = ThoughtTags(llm.model)
         # OpenAI's field: the settings that an answer with a seed depends on besides it.
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
@@ -120,7 +119,7 @@ class Service:
             return Thoughts()
         source = self.llm.template.source
         try:
-            tags = self._thought_tags.of_template(source)
+            tags = self.llm.thought_tags
         except PyllamaSpecError:  # the engine reads no answers in its form, so none is taken apart
             tags = ()
         return Thoughts(bool(tags), "reasoning_effort" in source)
@@ -205,10 +204,10 @@ class Service:
                 if message.get("role") == "developer":
                     message["role"] = "system"
 
-    def unstarted(self, request: ChatRequest, info: RequestInfo) -> Stream:
+    def unstarted(self, request: ChatRequest, info: RequestInfo) -> Stream[Response]:
         """A handle that is never started, for the chat's prompt; takes milliseconds."""
         keywords = {**self.chat_keywords(request, info), "stream": True}
-        handle: Stream = self.llm.create_chat_completion(request.messages, **keywords)
+        handle: Stream[Response] = self.llm.create_chat_completion(request.messages, **keywords)
         return handle
 
     # ---- requests without generation
@@ -295,7 +294,7 @@ class Answer:
         self._service, self._create, self._prompt = service, create, prompt
         self._keywords, self._info = keywords, info
         self.cut_note: str | None = None
-        self._handle: Stream | None = None
+        self._handle: Stream[Response] | None = None
         self._is_counted = False
 
     @property
@@ -312,7 +311,9 @@ class Answer:
         return {name: getattr(status, name) for name in names}
 
     @asynccontextmanager
-    async def _begun(self, stream: bool | Deferred, shape: Shape) -> AsyncGenerator[Stream, None]:
+    async def _begun(
+        self, stream: bool | Deferred, shape: Shape
+    ) -> AsyncGenerator[Stream[Response], None]:
         """Aborts the request at the end of the block unless it has ended."""
         service, note, begin = self._service, self._info.note, monotonic()
         service.answers.add(self)
@@ -402,7 +403,7 @@ class Answer:
         )  # fmt: skip
         self._service.metrics.note_end(parts, usage)
 
-    def _count_cut(self, handle: Stream, *, has_left: bool) -> None:
+    def _count_cut(self, handle: Stream[Response], *, has_left: bool) -> None:
         """Counts a request that has not ended, with what was computed of it."""
         # The first of the n answers to a prompt reads it.
         prompts = handle.statuses[:: self._keywords.get("n") or 1]

@@ -17,7 +17,6 @@ from pyllama_spec import (
     CancelledError,
     ContextFullError,
     Llama,
-    OutOfMemoryError,
     UnsupportedError,
 )
 from pyllama_spec.speculative import SequenceRun, Step
@@ -157,14 +156,6 @@ def test_callbacks_that_reach_back_get_errors(n_parallel: int) -> None:
         assert llm(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
-def test_threads_share_one_context_of_embeddings() -> None:
-    texts = [f"the cat {i}" for i in range(24)]
-    with open_tiny(embedding=True) as llm:
-        expected = [llm.embed(text) for text in texts]
-    with open_tiny(embedding=True) as llm, ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(llm.embed, texts)) == expected
-
-
 @PLACES
 def test_embeddings_and_texts_take_turns(n_parallel: int) -> None:
     """A text comes to its end while a thread embeds on and on, and a callback may embed."""
@@ -187,19 +178,6 @@ def test_embeddings_and_texts_take_turns(n_parallel: int) -> None:
             assert text_of(dict(again)) == text
         is_over.set()
         running.result(timeout=60)
-
-
-def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system has no room for one more; the next request finds some."""
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with open_tiny(n_parallel=2) as llm:
-        with monkeypatch.context() as patched, pytest.raises(OutOfMemoryError):
-            patched.setattr(threading.Thread, "start", start)
-            llm.create_completion("the cat", max_tokens=3)
-        assert llm.create_completion("the cat", max_tokens=3)["choices"]
 
 
 # ---- failures of one, of all, and behind the end of a text

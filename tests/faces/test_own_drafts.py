@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from pyllama_spec import ArgumentError, Llama
 from pyllama_spec.cli.entry import main
-from pyllama_spec.cli.own_draft import own_draft
 from tests.models import model_path
 
 SOURCE = '''
@@ -130,37 +128,9 @@ def test_a_note_follows_the_text_in_whose_middle_it_came(
     assert [line for line in screen.getvalue().splitlines() if line.startswith("[note: the dr")]
 
 
-@pytest.mark.parametrize("text", ["none", "prompt-lookup", "a.gguf", "a:b.gguf", "/x:make", ":b"])
-def test_other_texts_stay_texts(text: str) -> None:
-    assert own_draft(text) == text
-
-
-def test_a_file_of_that_name_is_a_file(folder: Path) -> None:
-    Path(f"{folder.name}:make").write_text("")
-    assert own_draft(f"{folder.name}:make") == f"{folder.name}:make"
-
-
-def test_no_module_of_the_standard_library_is_hidden(folder: Path) -> None:
-    """The current folder comes last: a file json.py there is not imported for json."""
-    own_draft(f"{folder.name}:make")
-    assert sys.path[-1] == str(folder.parent)
-    assert sys.path.count(str(folder.parent)) == 1
-    own_draft(f"{folder.name}:make")
-    assert sys.path.count(str(folder.parent)) == 1
-
-
 def test_llama_runs_no_code_of_a_text(folder: Path) -> None:
     """A server's model list passes such a text; the message gives the Python alternative."""
     module = folder.name
     with pytest.raises(ArgumentError):
         Llama(model_path("perm"), draft=f"{module}:make")
     assert folder.name not in sys.modules
-
-
-def test_the_package_is_a_command_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pyllama_spec", "generate", "--help"],
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0
-    assert "MODULE:FUNCTION" in done.stdout

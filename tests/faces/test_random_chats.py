@@ -110,15 +110,14 @@ def control_tokens(llm: Llama, one: Chat) -> list[int]:
     """The control tokens of the prompt."""
     names = ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls")
     asked = [one.options.get(name) for name in (*names, "reasoning_format")]
-    generation, _ = llm._begin_chat(
+    run, _ = llm._begin_chat(
         one.messages, ToolRequest.read(*asked),
         template_variables(one.options.get("chat_template_kwargs")),
         {"response_format": one.options.get("response_format")},
     )  # fmt: skip
-    generation.close()
     # By name: those of gpt-oss are shown as text by the engine.
     shown = {name.encode() for name in (*control_names(), *SPECIAL_TOKENS)}
-    tokens = generation.record.prompt_tokens
+    tokens = run.record.prompt_tokens
     return [token for token in tokens if llm.model.vocab.piece(token, special=True) in shown]
 
 

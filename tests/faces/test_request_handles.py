@@ -80,10 +80,10 @@ def text_of_whole(llm: Llama, prompt: list[int], **options: Any) -> str:
     return text_of(dict(llm.create_completion(prompt, **options)))
 
 
-def stream_of(llm: Llama, prompt: list[int], **options: Any) -> Stream:
+def stream_of(llm: Llama, prompt: list[int], **options: Any) -> Stream[Any]:
     options = {"max_tokens": 60, "stream": True, **GREEDY, **options}
     handle: Any = llm.create_completion(prompt, **options)
-    stream: Stream = handle
+    stream: Stream[Any] = handle
     return stream
 
 

@@ -230,30 +230,6 @@ def test_the_prompt_of_several_answers_is_read_once(kind: str, draft: str | None
         assert cached == {0: 0, 1: len(prompt) - 1, 2: len(prompt) - 1}
 
 
-@pytest.mark.parametrize("n_parallel", [1, 3])
-def test_several_answers_to_a_chat(n_parallel: int) -> None:
-    messages = [{"role": "user", "content": "the cat"}]
-    options: dict[str, Any] = {"max_tokens": 14, "seed": 5, "temperature": 0.9}
-    with opened(n_parallel=n_parallel) as llm:
-        for more in ({}, {"reasoning_format": "auto"}):
-            alone = [
-                chosen(llm.create_chat_completion(messages, **{**options, "seed": 5 + i}, **more))
-                for i in range(3)
-            ]
-            whole = llm.create_chat_completion(messages, n=3, **options, **more)
-            texts: dict[int, str] = {}
-            finish: dict[int, Any] = {}
-            for chunk in llm.create_chat_completion(messages, n=3, stream=True, **options, **more):
-                for choice in chunk["choices"]:
-                    content = choice["delta"].get("content") or ""
-                    texts[choice["index"]] = texts.get(choice["index"], "") + content
-                    finish[choice["index"]] = choice["finish_reason"]
-            for i, one in enumerate(alone):
-                assert chosen(whole, i)["message"] == one["message"]
-                assert texts[i] == one["message"]["content"]
-                assert finish[i] == one["finish_reason"]
-
-
 # ---- what is told
 
 

@@ -48,7 +48,6 @@ class Case:
             asked = ToolRequest.read([WEATHER], self.choice, None, None)
             plan, _ = llm._begin_chat([USER], asked, variables, {"max_tokens": None})
             n_prompt = len(plan.record.prompt_tokens)
-            plan.close()
             return n_prompt, llm.tokenize(self.text.encode(), add_bos=False, special=True)
 
     def model(self) -> tuple[str, int, int]:

@@ -27,7 +27,8 @@ from hypothesis import seed as seeded
 from pyllama_spec import Drafter, Llama, PyllamaSpecError
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama_cpp import LlamaRAMCache
-from pyllama_spec.requests.stream import Generation
+from pyllama_spec.requests.detokenizer import Piece
+from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.speculative.controller.base import Controller, DraftDecision, Span
 from tests.models import EOS, model_path
@@ -357,7 +358,7 @@ class Player:
 
     # ---- one request
     def _options(
-        self, ask: Ask, prompt: Sequence[int], begun: Sequence[Generation] = ()
+        self, ask: Ask, prompt: Sequence[int], begun: Sequence[Stream[Piece]] = ()
     ) -> dict[str, Any]:
         options = _values(ask.options)
         last = len(prompt) + ask.at
@@ -397,8 +398,8 @@ class Player:
         if ask.adapted:
             self._set_adapter(self._is_adapted)
 
-    def _begun(self, ask: Ask, prompt: list[int]) -> Generation:
-        begun: list[Generation] = []
+    def _begun(self, ask: Ask, prompt: list[int]) -> Stream[Piece]:
+        begun: list[Stream[Piece]] = []
         with self._adapting(ask):
             begun.append(self.llm.generate_steps(prompt, **self._options(ask, prompt, begun)))
         return begun[0]
@@ -415,7 +416,7 @@ class Player:
             outcome.held = tuple(self.llm.input_ids[: self.llm.n_tokens].tolist())
         return outcome
 
-    def _read(self, generation: Generation, ask: Ask) -> Outcome:
+    def _read(self, generation: Stream[Piece], ask: Ask) -> Outcome:
         """Reads a text to its end, or so many pieces of it."""
         record, error = generation.record, None
         n_pieces = ask.at if ask.fate == "closed" else None

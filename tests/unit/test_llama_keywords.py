@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     def _types(llm: Llama, is_stream: bool) -> None:
         """For mypy: a stream where one is asked for."""
         assert_type(llm("a", max_tokens=3), Response)
-        assert_type(llm.create_completion("a", stream=True), Stream)
-        assert_type(llm.create_chat_completion([], stream=True), Stream)
-        assert_type(llm.create_chat_completion([], stream=is_stream), Response | Stream)
+        assert_type(llm.create_completion("a", stream=True), Stream[Response])
+        assert_type(llm.create_chat_completion([], stream=True), Stream[Response])
+        assert_type(llm.create_chat_completion([], stream=is_stream), Response | Stream[Response])
         Llama("m.gguf", n_ctx="many")  # type: ignore[arg-type]
         Llama("m.gguf", n_context=3)  # type: ignore[call-arg]
 
