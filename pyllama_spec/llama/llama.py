@@ -1296,7 +1296,7 @@ def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
         return error
     param, problem = f"prompt[{i}]{error.param.removeprefix('prompt')}", error.problem
     if isinstance(error, ContextFullError):  # its message does not begin with the param
-        problem = f"prompt {i} of the list: {problem}"
+        problem = f"{problem} (prompt {i} of the list)"
     return error.copied(param=param, problem=problem)
 
 
@@ -1320,13 +1320,9 @@ def _opened_again(kind: type[Llama], keywords: dict[str, Any], own: dict[str, An
     return llm
 
 
-# So many names of files a message shows.
-_MAX_SHOWN = 20
-
-
 def _downloaded(
     repo_id: str,
-    patterns: Sequence[Any],
+    patterns: Sequence[str | None],
     local_dir: str | os.PathLike[str] | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Path:
@@ -1337,28 +1333,21 @@ def _downloaded(
         raise UnsupportedError(
             "from_pretrained needs the package huggingface_hub: pip install pyllama_spec[hub]"
         ) from None
-    if not isinstance(patterns[0], str):
-        raise ArgumentError("filename", patterns[0], f"the name or pattern of a file in {repo_id}")
     entries = hub.HfFileSystem().ls(repo_id, recursive=True)
     listed = [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
     names = [str(PurePosixPath(path).relative_to(repo_id)) for path in listed]
-    wanted = [_one_of(names, pattern, repo_id) for pattern in patterns]
     folders: dict[str, Any] = {"local_dir": local_dir, "cache_dir": cache_dir}
-    paths = [hub.hf_hub_download(repo_id=repo_id, filename=name, **folders) for name in wanted]
+    paths = []
+    for pattern in patterns:
+        fitting = fnmatch.filter(names, pattern or "")
+        if len(fitting) != 1:
+            which = "several files fit" if fitting else "there is no file"
+            raise ArgumentError(
+                "filename", pattern, f"one of {', '.join(fitting or names)}",
+                problem=f"{which} in {repo_id}",
+            )  # fmt: skip
+        paths.append(hub.hf_hub_download(repo_id=repo_id, filename=fitting[0], **folders))
     return Path(paths[0])
-
-
-def _one_of(names: Sequence[str], pattern: str, repo_id: str) -> str:
-    fitting = [name for name in names if fnmatch.fnmatch(name, pattern)]
-    if len(fitting) == 1:
-        return fitting[0]
-    shown = fitting or list(names)
-    more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
-    which = "several files fit" if fitting else "there is no file"
-    raise ArgumentError(
-        "filename", pattern, f"one of {', '.join(shown[:_MAX_SHOWN])}{more}",
-        problem=f"{which} in {repo_id}",
-    )  # fmt: skip
 
 
 # What a program may have set since the model was opened, beside the chat format and the seeds.

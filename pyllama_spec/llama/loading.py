@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -188,17 +189,14 @@ def open_runtime(
         n_outputs_max=0 if wants_rows else min(n_parallel * (max_draft + 1), params.n_batch),
         target_layers=drafter.target_layers,
     )
-    smaller = _sizes_to_reduce(params)
-    context = _open_context(model, params, smaller)
+    with _named_sizes(model, params):
+        context = Context(model, params)
     with closed_on_failure(context):
         begin = perf_counter()
         round_ = Round(context, drafter, n_draft, controller, store_bytes=store_bytes)
-        try:
-            if controller is not None and controller.wants_costs and round_.max_draft:
+        if controller is not None and controller.wants_costs and round_.max_draft:
+            with _named_sizes(model, params):
                 controller.learn_costs(measure_rows(context, 1 + round_.max_draft))
-        except OutOfMemoryError as error:  # the first decodes
-            sizes = [*smaller, "n_batch", "n_ubatch"]
-            raise error.of(model.path.name, sizes) from None
         runner = Runner(model, round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, acceptance)
 
@@ -213,24 +211,14 @@ def _check_is_free(drafter: Drafter) -> None:
         )  # fmt: skip
 
 
-def _sizes_to_reduce(params: ContextParams) -> list[str]:
-    """The keywords of Llama() that make a context smaller."""
-    return ["n_ctx"] + ["n_parallel"] * (params.n_seq_max > 1) + ["n_draft"] * (params.n_rs_seq > 0)
-
-
-def _open_context(model: Model, params: ContextParams, smaller: Sequence[str]) -> Context:
-    """Opens the target's context; an error names the keywords of Llama()."""
+@contextlib.contextmanager
+def _named_sizes(model: Model, params: ContextParams) -> Iterator[None]:
+    """Has an error for want of memory name the keywords of Llama() that need less."""
     try:
-        return Context(model, params)
+        yield
     except OutOfMemoryError as error:
-        n, info = params.n_seq_max, model.info
-        n_ctx = (params.n_ctx or 0) // n
-        requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
-        has_state = info.has_recurrent_state
-        memory = "the memory of past tokens for" if has_state else "the KV cache for"
-        types = "" if info.is_recurrent else ", or `type_k` and `type_v` of fewer bits"
-        what = f"{model.path.name}: {memory} {requests}"
-        raise error.of(what, smaller, types) from None
+        more = ["n_parallel"] * (params.n_seq_max > 1) + ["n_draft"] * (params.n_rs_seq > 0)
+        raise error.of(f"the KV cache of {model.path.name}", ["n_ctx", *more, "n_batch"]) from None
 
 
 def _n_snapshots(model: Model, max_draft: int, n_ubatch: int) -> int:

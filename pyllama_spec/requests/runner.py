@@ -280,7 +280,7 @@ class Runner:
             if run.error is None:  # of the reader alone, such as Ctrl-C
                 run.attach_partial(error)
             run.note_figures()
-            self.drop(run)
+            self.abort(run)
             raise
 
     def check_reader(self) -> None:
@@ -384,9 +384,10 @@ class Runner:
         """Cancels a request at any stage, from any thread, without waiting.
 
         In line, put aside or unread it is over at once. While it is computed it is over with the
-        round, and a round of only this request is interrupted.
+        round, and a round of only this request is interrupted. The garbage collector may call it,
+        and may have freed the context: unless a thread computes, nothing of the engine is touched.
         """
-        if self._is_out_of_reach:
+        if run.is_over or self._is_out_of_reach:
             return
         with self._lock:
             self._cancel([run], reason)
@@ -396,19 +397,10 @@ class Runner:
         """Ends a request that nobody reads any more, after abort() by the thread of its reader."""
         if self._is_out_of_reach:
             return
-        self.drop(run)
+        self.abort(run)
         with self._lock:
             if (self._computer or self._visitor) is None and not self._is_closed:
                 self._round.target.pause_threads()
-
-    def drop(self, run: Run) -> None:
-        """Ends a request that nobody can read any more.
-
-        It may be the garbage collector that calls, which may have freed the context already:
-        nothing of the engine is touched, unless a thread computes with it.
-        """
-        if not run.is_over:
-            self.abort(run)
 
     def cancel(self) -> None:
         """Cancels the started requests, not the queued ones."""

@@ -107,7 +107,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
     def __del__(self) -> None:
         for run in self._runs:
             if run.number >= 0:
-                self._runner.drop(run)
+                self._runner.abort(run)
 
     # ---- what is known of it
 

@@ -50,21 +50,6 @@ def test_stream_equals_the_whole() -> None:
                     assert given == whole["choices"][0]["logprobs"][key]
 
 
-def test_chat_stream() -> None:
-    with open_tiny(PromptLookup()) as llm:
-        whole = llm.create_chat_completion(MESSAGES, max_tokens=12, **SAMPLED)
-        chunks = list(llm.create_chat_completion(MESSAGES, max_tokens=12, stream=True, **SAMPLED))
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant"}
-    assert deltas[-1] == {}
-    text = "".join(delta.get("content", "") for delta in deltas)
-    assert text == whole["choices"][0]["message"]["content"]
-    assert whole["object"] == "chat.completion"
-    assert whole["choices"][0]["message"]["role"] == "assistant"
-    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-    assert len({chunk["id"] for chunk in chunks}) == 1
-
-
 def half_read(stream: Iterator[Any], n: int) -> None:
     for _ in range(n):
         next(stream)

@@ -102,26 +102,6 @@ def test_it_is_a_copy_in_the_figures() -> None:
     assert of_prediction["accepted"] > 5
 
 
-def test_chats_choices_and_long_texts_have_it() -> None:
-    given: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0}
-    with open_tiny("prompt-lookup", n_parallel=2) as llm:
-        for more in ({}, {"n": 2}, {"reasoning_format": "auto"}):
-            free: Any = llm.create_chat_completion(MESSAGES, **given, **more)
-            text = free["choices"][0]["message"]["content"]
-            found: Any = llm.create_chat_completion(MESSAGES, prediction=text, **given, **more)
-            messages = [one["message"] for one in found["choices"]]
-            assert messages == [one["message"] for one in free["choices"]]
-            assert found["speculation"]["rounds"] < free["speculation"]["rounds"]
-    long: dict[str, Any] = {
-        "max_tokens": 200, "temperature": 0.0, "ignore_eos": True, "context_shift": True,
-    }  # fmt: skip
-    with open_tiny("prompt-lookup", n_ctx=64) as llm:
-        free = llm.create_completion(bytes(PROMPT), **long)
-        text = free["choices"][0]["text"]
-        found = llm.create_completion(bytes(PROMPT), prediction=text, **long)
-        assert found["choices"][0]["text"] == text
-
-
 def test_of_one_request_alone() -> None:
     """A prediction drafts for its own request, not for another one on the same sequence."""
     _, text = plain(GREEDY)

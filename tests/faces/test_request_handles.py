@@ -200,21 +200,6 @@ def test_while_others_have_its_place(n_parallel: int, monkeypatch: pytest.Monkey
             handle.close()
 
 
-@PLACES
-def test_a_handle_of_a_whole_answer(n_parallel: int) -> None:
-    with open_wide(n_parallel=n_parallel) as llm:
-        chat = llm.create_chat_completion(MESSAGES, max_tokens=9, **GREEDY)
-        handle: Any = llm.create_chat_completion(MESSAGES, max_tokens=9, stream=True, **GREEDY)
-        handle.start(is_whole=True)
-        until(lambda: handle.status.stage == "ended")
-        assert lasting(handle.result()) == lasting(chat)
-        chunks = list(llm.create_chat_completion(MESSAGES, max_tokens=9, stream=True, **GREEDY))
-        assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
-        generation = llm.generate_steps(PROMPT)
-        assert generation.id != llm.generate_steps(PROMPT).id
-        assert handle.id.startswith("chatcmpl-")
-
-
 # ---- an event loop
 
 

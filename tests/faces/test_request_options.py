@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -288,21 +287,6 @@ def test_token_ids_are_those_of_the_text(draft: Any) -> None:
             reasoning_format="auto", temperature=0,
         )  # fmt: skip
         assert len(chosen(chat)["token_ids"]) == 5
-
-
-def test_usage_says_how_much_was_not_read_again() -> None:
-    with opened() as llm:
-
-        def cached(prompt: Sequence[int], **options: Any) -> int:
-            response = llm.create_completion(list(prompt), max_tokens=4, **GREEDY, **options)
-            n: int = response["usage"]["prompt_tokens_details"]["cached_tokens"]
-            return n
-
-        assert cached(PROMPT) == 0
-        assert cached(PROMPT) == N - 1  # the last one is decoded for its logits
-        assert cached([*PROMPT[:5], *b"other"]) == 5
-        llm.reset()
-        assert cached(PROMPT) == 0
 
 
 # ---- a context that is full

@@ -127,24 +127,3 @@ def test_the_older_form_and_streams() -> None:
         assert isinstance(none["choices"][0]["message"]["content"], str)
         with pytest.raises(ArgumentError):
             llm.create_chat_completion([USER], tools=[SMALL], grammar='root ::= "a"')
-
-
-@pytest.mark.parametrize("family", ["chatml-function-calling", "Qwen-Qwen2.5-7B-Instruct"])
-def test_a_function_that_is_named_is_called_once_and_on_one_line(family: str) -> None:
-    """A small model does not fill the context with lines or further calls."""
-    source = FORMATS[family].source if family in FORMATS else templates()[family]
-    with open_tiny(chat_template=source, n_ctx=4096) as llm:
-        for seed in range(4):
-            options: dict[str, Any] = {"seed": seed, "temperature": 1.5, "max_tokens": 400}
-            found = llm.create_chat_completion(
-                [USER], tools=[SMALL, WEATHER], tool_choice={"name": "pick"}, **options
-            )["choices"][0]
-            assert found["finish_reason"] == "tool_calls"
-            assert len(found["message"]["tool_calls"]) == 1
-            arguments = found["message"]["tool_calls"][0]["function"]["arguments"]
-            assert "\n" not in arguments
-            assert "  " not in arguments
-            several = llm.create_chat_completion(
-                [USER], tools=[SMALL], tool_choice="required", parallel_tool_calls=False, **options
-            )
-            assert len(several["choices"][0]["message"]["tool_calls"]) == 1
