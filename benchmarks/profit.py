@@ -28,7 +28,7 @@ from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.system import stock_kernels
-from pyllama_spec.llama.loading import open_runtime
+from pyllama_spec.llama.open_model import open_runtime
 from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import FixedLength, ProfitController
 

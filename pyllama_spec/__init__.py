@@ -48,9 +48,8 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.lazy_imports import lazy_names
 from pyllama_spec.llama.llama import Llama, LlamaState
-from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.requests.run import GenerationRecord, RequestStatus
+from pyllama_spec.requests.run import GenerationRecord, Piece, RequestStatus
 from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SpeculationStats, Timing
 

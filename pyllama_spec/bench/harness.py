@@ -21,7 +21,7 @@ from pyllama_spec.drafters.model_drafter import weight_bytes
 from pyllama_spec.drafters.registry import AUTO, check_before, wants_head
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
-from pyllama_spec.llama.loading import check_target, open_model
+from pyllama_spec.llama.open_model import check_target, open_model
 
 Progress = Callable[[float], None]
 # Called with all measurements so far, as if the run had been interrupted, and the id of the prompt

@@ -21,8 +21,7 @@ from pyllama_spec.drafters.registry import MTP, make_drafter_for
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context import NO_TRANSFERS, Transfers
-from pyllama_spec.llama.loading import open_runtime
-from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.llama.open_model import OpenModel, open_runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.speculative import (

@@ -15,8 +15,8 @@ from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.options import options_of
-from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.run import Piece
 from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.stats import plural, since_in_words, sources_as_dict, sources_in_words

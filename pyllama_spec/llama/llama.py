@@ -63,13 +63,16 @@ from pyllama_spec.llama.chat_completion import (
 )
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
-from pyllama_spec.llama.loading import (
+from pyllama_spec.llama.open_model import (
+    LlamaState,
+    Logits,
+    OpenModel,
+    SeedStream,
     check_options,
     open_pair,
     open_runtime,
     why_not_generating,
 )
-from pyllama_spec.llama.open_model import LlamaState, Logits, OpenModel, SeedStream
 from pyllama_spec.llama.open_options import (
     ChatHandler,
     OpenOptions,
@@ -90,14 +93,13 @@ from pyllama_spec.llama.responses import (
     check_stream,
 )
 from pyllama_spec.options import options_of
-from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import (
     MAX_LOGPROBS,
     LogitsProcessor,
     RequestOptions,
     StoppingCriterion,
 )
-from pyllama_spec.requests.run import GenerationRecord, Run
+from pyllama_spec.requests.run import GenerationRecord, Piece, Run
 from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.requests.samplers import guided_sampler
 from pyllama_spec.requests.stream import Stream

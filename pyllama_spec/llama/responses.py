@@ -15,9 +15,8 @@ from typing import Any
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import boolean
-from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.requests.run import GenerationRecord, usage_of
+from pyllama_spec.requests.run import GenerationRecord, Piece, usage_of
 from pyllama_spec.requests.samplers import TokenLogprob
 from pyllama_spec.speculative import SpeculationStats
 

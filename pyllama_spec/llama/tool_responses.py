@@ -10,8 +10,7 @@ from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText, Call
 from pyllama_spec.chat.tools import ToolRequest
 from pyllama_spec.engine import Vocab
 from pyllama_spec.llama.responses import ChatChoice, Response
-from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.run import GenerationRecord
+from pyllama_spec.requests.run import GenerationRecord, Piece
 
 # Nine letters and digits: templates in Mistral's way take no other id in a later turn.
 _ID_CHARS = string.ascii_letters + string.digits

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.checks import count
-from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaRAMCache
+from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
 from pyllama_spec.llama.llama import BaseLlamaTokenizer, Llama, LlamaState, LlamaTokenizer
 from pyllama_spec.llama.llama_cpp_drafts import LlamaDraftModel
-from pyllama_spec.llama.state_folder import LlamaDiskCache
 from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """States of past requests."""
 
-from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaRAMCache
-from pyllama_spec.llama.state_folder import LlamaDiskCache
+from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
 
 __all__ = ["BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"]

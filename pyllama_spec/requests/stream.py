@@ -13,9 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError, ForkedError
-from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.requests.run import GenerationRecord, RequestStatus, Run
+from pyllama_spec.requests.run import GenerationRecord, Piece, RequestStatus, Run
 from pyllama_spec.requests.runner import Runner
 from pyllama_spec.speculative import SpeculationStats
 

@@ -20,7 +20,7 @@ from pyllama_spec.engine.checks import count, meant, one_of, real
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.caches import BaseLlamaCache
-from pyllama_spec.llama.loading import check_options
+from pyllama_spec.llama.open_model import check_options
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import OF_CHATS, RequestOptions

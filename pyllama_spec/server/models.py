@@ -36,7 +36,7 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.gguf.reader import GgufKey, read_keys
 from pyllama_spec.llama import Llama
-from pyllama_spec.llama.loading import WATCH, check_parallel
+from pyllama_spec.llama.open_model import WATCH, check_parallel
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server.api_errors import NO_RETRY, ApiError, for_client
 from pyllama_spec.server.metrics import Metrics

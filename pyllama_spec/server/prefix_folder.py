@@ -11,8 +11,8 @@ import threading
 from contextlib import suppress
 
 from pyllama_spec.engine.checks import count
+from pyllama_spec.llama.caches import LlamaDiskCache
 from pyllama_spec.llama.open_model import LlamaState
-from pyllama_spec.llama.state_folder import LlamaDiskCache
 
 _MAX_QUEUED = 2
 

@@ -16,7 +16,7 @@ from pyllama_spec.engine import Model
 from pyllama_spec.engine.checks import instance
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import why_no_output
-from pyllama_spec.llama.loading import check_target
+from pyllama_spec.llama.open_model import check_target
 from pyllama_spec.train.config import (
     DFlashTrainConfig,
     Eagle3TrainConfig,

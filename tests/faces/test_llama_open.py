@@ -16,7 +16,7 @@ from pyllama_spec import (
     OutOfMemoryError,
     PromptLookup,
 )
-from pyllama_spec.llama.loading import WATCH
+from pyllama_spec.llama.open_model import WATCH
 from tests.faces.tools import PROMPT, open_tiny
 from tests.models import model_path
 

@@ -27,7 +27,7 @@ from pyllama_spec import (
     Stream,
     UnsupportedError,
 )
-from pyllama_spec.requests.detokenizer import Piece
+from pyllama_spec.requests.run import Piece
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.test_close import Interrupted, held
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny, text_of

@@ -27,7 +27,7 @@ from hypothesis import seed as seeded
 from pyllama_spec import Drafter, Llama, PyllamaSpecError
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama_cpp import LlamaRAMCache
-from pyllama_spec.requests.detokenizer import Piece
+from pyllama_spec.requests.run import Piece
 from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.speculative.controller.base import Controller, DraftDecision, Span

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.requests.detokenizer import Detokenizer, Piece
+from pyllama_spec.requests.run import Detokenizer, Piece
 from tests.models import BOS, model_path
 
 TEXTS = ["the stop, then", "aaaabaaab", "日本語🙂é", "x\n\nUser:", "é", "ing the re"]
