@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -16,8 +14,6 @@ from pyllama_spec.errors import ArgumentError
 
 # A text that a model reads has some megabytes; /dev/zero has no end.
 MAX_TEXT_BYTES = 256 << 20
-# For somebody to write to a pipe.
-_PIPE_S = 10.0
 # The open files of this process, by name.
 _OF_PROCESS = ("/dev/fd/", "/dev/std", "/proc/")
 _NO_FILE = "is a device, a pipe or a folder, not a file"
@@ -26,14 +22,10 @@ _NO_FILE = "is a device, a pipe or a folder, not a file"
 def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
     """Reads a text file of the user's."""
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISCHR(mode):
+        if stat.S_ISCHR(path.stat().st_mode):
             raise _unreadable(what, path, "it is a device, not a file")
-        if stat.S_ISFIFO(mode):
-            data = _read_pipe(path, MAX_TEXT_BYTES + 1)
-        else:
-            with path.open("rb") as file:
-                data = file.read(MAX_TEXT_BYTES + 1)
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
         if len(data) > MAX_TEXT_BYTES:
             raise _unreadable(what, path, f"it has more than {MAX_TEXT_BYTES >> 20} MiB")
         return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
@@ -48,31 +40,6 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
 
 def _unreadable(what: str, path: Path, why: str) -> ArgumentError:
     return ArgumentError(problem=f"cannot read {what} {path}: {why}")
-
-
-def _read_pipe(path: Path, most: int) -> bytes:
-    """What a pipe holds until its writers close it, up to `most` bytes."""
-    number, parts, n = os.open(path, os.O_RDONLY | os.O_NONBLOCK), [], 0
-    until = time.monotonic() + _PIPE_S
-    try:
-        while n < most:
-            try:
-                part = os.read(number, min(most - n, 1 << 20))
-            except BlockingIOError:  # somebody will write
-                select.select([number], [], [])
-                continue
-            if part:
-                parts.append(part)
-                n += len(part)
-            elif parts:
-                break
-            elif time.monotonic() > until:
-                raise OSError(errno.EPIPE, "it is a pipe that nobody writes to")
-            else:
-                time.sleep(0.02)
-    finally:
-        os.close(number)
-    return b"".join(parts)
 
 
 def check_no_pipe(path: str | os.PathLike[str]) -> None:

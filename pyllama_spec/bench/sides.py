@@ -1,7 +1,7 @@
 """The two sides of the comparison: one model, and on it what Llama opens without and with a draft.
 
-Both are the same loop with the same parameters, as loading.open_runtime() makes them for Llama: the
-plain side has no layer inputs, no draft's context and no room for a verify batch's logits. They
+Both are the same loop with the same parameters, as open_runtime() makes them for Llama: the plain
+side has no layer inputs, no draft's context and no room for a verify batch's logits. They
 share the weights and nothing else; a second Llama would hold the weights twice.
 """
 

@@ -32,7 +32,7 @@ from pyllama_spec.chat.prompts import (
     template_variables,
 )
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
-from pyllama_spec.engine import Adapter, Context, Model, Sampler, Vocab
+from pyllama_spec.engine import Adapter, Context, Model, Sampler
 from pyllama_spec.engine.checks import boolean, instance, integer
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.context_params import POOLING
@@ -584,10 +584,13 @@ class Llama(Closeable):
     # ---- from options to streams
 
     def _prompt_tokens(self, prompt: object, suffix: str | None = None) -> list[int]:
-        return completion_tokens(
-            self.model.vocab, self._runtime.context.n_ctx_seq, prompt, suffix,
-            is_spm=self.spm_infill,
-        )  # fmt: skip
+        """The ids of a prompt, or of the gap between it and a suffix."""
+        vocab, n_ctx = self.model.vocab, self._runtime.context.n_ctx_seq
+        check_fits(vocab, prompt, n_ctx)
+        if suffix is None:
+            return prompt_tokens(vocab, prompt)
+        check_fits(vocab, suffix, n_ctx)
+        return fim_tokens(vocab, prompt, suffix, is_spm=self.spm_infill)
 
     def _text_run(self, tokens: Sequence[int], request: RequestOptions) -> Run:
         request = self._chats.of_text(tokens, request)
@@ -1411,17 +1414,6 @@ def is_list_of_prompts(prompt: object) -> bool:
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence) or not prompt:
         return False
     return isinstance(prompt[0], (str, bytes, list, tuple))
-
-
-def completion_tokens(
-    vocab: Vocab, n_ctx: int, prompt: object, suffix: str | None = None, *, is_spm: bool = False
-) -> list[int]:
-    """The ids of a prompt, or of the gap between it and a suffix."""
-    check_fits(vocab, prompt, n_ctx)
-    if suffix is None:
-        return prompt_tokens(vocab, prompt)
-    check_fits(vocab, suffix, n_ctx)
-    return fim_tokens(vocab, prompt, suffix, is_spm=is_spm)
 
 
 def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[RequestOptions]:

@@ -16,54 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.llama.llama_cpp_drafts import LlamaPromptLookupDecoding
+from pyllama_spec.llama_cpp import llama
 from pyllama_spec.llama_cpp.install import PARTS, install, uninstall
-from pyllama_spec.llama_cpp.llama import (
-    BaseLlamaCache,
-    Llama,
-    LlamaCache,
-    LlamaDiskCache,
-    LlamaDraftModel,
-    LlamaGrammar,
-    LlamaRAMCache,
-    LlamaState,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinTokensLogitsProcessor,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
-from pyllama_spec.llama_cpp.llama_tokenizer import (
-    BaseLlamaTokenizer,
-    LlamaHFTokenizer,
-    LlamaTokenizer,
-)
+from pyllama_spec.llama_cpp.llama import *  # noqa: F403 - all that the module llama has
+from pyllama_spec.llama_cpp.llama_tokenizer import LlamaHFTokenizer
 
 # The version of llama-cpp-python whose names these are: programs ask for it.
 __version__ = "0.3.36"
 
 _TYPING = ("Any", "Literal", "TypedDict", "annotations")
 
-__all__ = [
-    "BaseLlamaCache",
-    "BaseLlamaTokenizer",
-    "Llama",
-    "LlamaCache",
-    "LlamaDiskCache",
-    "LlamaDraftModel",
-    "LlamaGrammar",
-    "LlamaHFTokenizer",
-    "LlamaPromptLookupDecoding",
-    "LlamaRAMCache",
-    "LlamaState",
-    "LlamaTokenizer",
-    "LogitsProcessor",
-    "LogitsProcessorList",
-    "MinTokensLogitsProcessor",
-    "StoppingCriteria",
-    "StoppingCriteriaList",
-    "install",
-    "uninstall",
-]
+__all__ = ["LlamaHFTokenizer", "LlamaPromptLookupDecoding", "install", "uninstall"]
+__all__ += llama.__all__
 
 
 if TYPE_CHECKING:

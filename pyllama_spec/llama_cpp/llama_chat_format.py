@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -327,20 +326,3 @@ Llava16ChatHandler = ObsidianChatHandler = MoondreamChatHandler = Llava15ChatHan
 NanoLlavaChatHandler = Llama3VisionAlphaChatHandler = Llama3VisionAlpha = Llava15ChatHandler
 MiniCPMv26ChatHandler = Qwen25VLChatHandler = Llava15ChatHandler
 Gemma4ChatHandler = MTMDChatHandler
-
-
-def _grammar_for_response_format(response_format: Mapping[str, Any], verbose: bool = False) -> Any:
-    from pyllama_spec.constraints import schema_grammar, schema_of
-    from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
-
-    del verbose
-    schema = schema_of(response_format)
-    return None if schema is None else LlamaGrammar.from_string(schema_grammar(schema))
-
-
-def _grammar_for_json_schema(
-    schema: str, verbose: bool = False, fallback_to_json: bool = True
-) -> Any:
-    form = {"type": "json_object", "schema": json.loads(schema)}
-    del fallback_to_json  # a schema that cannot be is an error here, not another form
-    return _grammar_for_response_format(form, verbose)

@@ -1,4 +1,9 @@
-"""TypedDicts of requests and answers under llama-cpp-python's names, as in OpenAI's API."""
+"""TypedDicts of requests and answers under llama-cpp-python's names.
+
+Their fields are those of OpenAI's API, whose reference says what they are.
+"""
+
+# ruff: noqa: D101
 
 from __future__ import annotations
 
@@ -8,23 +13,17 @@ JsonType = int | str | bool | list[Any] | dict[str, Any] | None
 
 
 class EmbeddingUsage(TypedDict):
-    """Token counts of an embedding request."""
-
     prompt_tokens: int
     total_tokens: int
 
 
 class Embedding(TypedDict):
-    """One embedding: of a text, or of each of its tokens."""
-
     index: int
     object: str
     embedding: list[float] | list[list[float]]
 
 
 class CreateEmbeddingResponse(TypedDict):
-    """The result of create_embedding()."""
-
     object: Literal["list"]
     model: str
     data: list[Embedding]
@@ -32,8 +31,6 @@ class CreateEmbeddingResponse(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """Log-probabilities of a completion."""
-
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
@@ -41,8 +38,6 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """A choice of a text completion."""
-
     text: str
     index: int
     logprobs: CompletionLogprobs | None
@@ -50,14 +45,10 @@ class CompletionChoice(TypedDict):
 
 
 class PromptTokensDetails(TypedDict):
-    """Details of a prompt's tokens, such as those read from a cache."""
-
     cached_tokens: int
 
 
 class CompletionUsage(TypedDict):
-    """Token counts of a request."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -73,16 +64,12 @@ class _Completion(TypedDict):
 
 
 class CreateCompletionResponse(_Completion, total=False):
-    """The result of create_completion(); of a stream's chunks only the last has usage."""
-
     usage: CompletionUsage
     speculation: dict[str, Any]
     timing: dict[str, float]
 
 
 class ChatCompletionResponseFunctionCall(TypedDict):
-    """A function call, or a part of one."""
-
     name: str
     arguments: str
 
@@ -93,8 +80,6 @@ ChatCompletionRequestAssistantMessageFunctionCall = ChatCompletionResponseFuncti
 
 
 class ChatCompletionMessageToolCall(TypedDict):
-    """A tool call."""
-
     id: str
     type: Literal["function"]
     function: ChatCompletionMessageToolCallFunction
@@ -109,8 +94,6 @@ class _ResponseMessage(TypedDict):
 
 
 class ChatCompletionResponseMessage(_ResponseMessage, total=False):
-    """The message of an answer."""
-
     tool_calls: ChatCompletionMessageToolCalls
     function_call: ChatCompletionResponseFunctionCall
     reasoning_content: str
@@ -122,8 +105,6 @@ class _Function(TypedDict):
 
 
 class ChatCompletionFunction(_Function, total=False):
-    """A function offered to the model."""
-
     description: str
 
 
@@ -131,29 +112,21 @@ ChatCompletionToolFunction = ChatCompletionFunction
 
 
 class ChatCompletionTopLogprobToken(TypedDict):
-    """An alternative token with its log-probability."""
-
     token: str
     logprob: float
     bytes: list[int] | None
 
 
 class ChatCompletionLogprobToken(ChatCompletionTopLogprobToken):
-    """A token with its log-probability and alternatives."""
-
     top_logprobs: list[ChatCompletionTopLogprobToken]
 
 
 class ChatCompletionLogprobs(TypedDict):
-    """Log-probabilities of a chat."""
-
     content: list[ChatCompletionLogprobToken] | None
     refusal: list[ChatCompletionLogprobToken] | None
 
 
 class ChatCompletionResponseChoice(TypedDict):
-    """An answer with its finish reason."""
-
     index: int
     message: ChatCompletionResponseMessage
     logprobs: ChatCompletionLogprobs | None
@@ -170,15 +143,11 @@ class _ChatCompletion(TypedDict):
 
 
 class CreateChatCompletionResponse(_ChatCompletion, total=False):
-    """The result of create_chat_completion()."""
-
     speculation: dict[str, Any]
     timing: dict[str, float]
 
 
 class ChatCompletionMessageToolCallChunkFunction(TypedDict, total=False):
-    """A part of a tool call's function; its name comes once."""
-
     name: str | None
     arguments: str
 
@@ -189,8 +158,6 @@ class _ToolCallChunk(TypedDict):
 
 
 class ChatCompletionMessageToolCallChunk(_ToolCallChunk, total=False):
-    """A part of a tool call."""
-
     id: str
     type: Literal["function"]
 
@@ -200,8 +167,6 @@ class ChatCompletionStreamResponseDeltaEmpty(TypedDict):
 
 
 class ChatCompletionStreamResponseDelta(TypedDict, total=False):
-    """The new part of an answer in a chunk."""
-
     content: str | None
     function_call: ChatCompletionStreamResponseDeltaFunctionCall | None
     tool_calls: list[ChatCompletionMessageToolCallChunk] | None
@@ -216,14 +181,10 @@ class _StreamChoice(TypedDict):
 
 
 class ChatCompletionStreamResponseChoice(_StreamChoice, total=False):
-    """A choice of a chunk."""
-
     logprobs: ChatCompletionLogprobs | None
 
 
 class CreateChatCompletionStreamResponse(TypedDict):
-    """A chunk of a chat."""
-
     id: str
     model: str
     object: Literal["chat.completion.chunk"]
@@ -232,8 +193,6 @@ class CreateChatCompletionStreamResponse(TypedDict):
 
 
 class ChatCompletionFunctionCallOption(TypedDict):
-    """The function that the model has to call."""
-
     name: str
 
 
@@ -246,15 +205,11 @@ class _ResponseFormat(TypedDict):
 
 
 class ChatCompletionRequestResponseFormat(_ResponseFormat, total=False):
-    """The requested format of an answer."""
-
     schema: JsonType
     json_schema: JsonType
 
 
 class ChatCompletionRequestMessageContentPartText(TypedDict):
-    """A text part of a message."""
-
     type: Literal["text"]
     text: str
 
@@ -264,14 +219,10 @@ class _ImageUrl(TypedDict):
 
 
 class ChatCompletionRequestMessageContentPartImageImageUrl(_ImageUrl, total=False):
-    """The URL of an image."""
-
     detail: Literal["auto", "low", "high"]
 
 
 class ChatCompletionRequestMessageContentPartImage(TypedDict):
-    """An image part of a message, which is refused."""
-
     type: Literal["image_url"]
     image_url: str | ChatCompletionRequestMessageContentPartImageImageUrl
 
@@ -282,15 +233,11 @@ ChatCompletionRequestMessageContentPart = (
 
 
 class ChatCompletionRequestSystemMessage(TypedDict):
-    """A system message."""
-
     role: Literal["system"]
     content: str | None
 
 
 class ChatCompletionRequestUserMessage(TypedDict):
-    """A message of the user."""
-
     role: Literal["user"]
     content: str | list[ChatCompletionRequestMessageContentPart] | None
 
@@ -300,24 +247,18 @@ class _AssistantMessage(TypedDict):
 
 
 class ChatCompletionRequestAssistantMessage(_AssistantMessage, total=False):
-    """An earlier answer."""
-
     content: str
     tool_calls: ChatCompletionMessageToolCalls
     function_call: ChatCompletionRequestAssistantMessageFunctionCall
 
 
 class ChatCompletionRequestToolMessage(TypedDict):
-    """The result of a tool call."""
-
     role: Literal["tool"]
     content: str | None
     tool_call_id: str
 
 
 class ChatCompletionRequestFunctionMessage(TypedDict):
-    """The result of a function call, in the older format."""
-
     role: Literal["function"]
     content: str | None
     name: str
@@ -339,15 +280,11 @@ ChatCompletionFunctionParameters = dict[str, JsonType]
 
 
 class ChatCompletionTool(TypedDict):
-    """A tool offered to the model."""
-
     type: Literal["function"]
     function: ChatCompletionToolFunction
 
 
 class ChatCompletionNamedToolChoice(TypedDict):
-    """The tool that the model has to call."""
-
     type: Literal["function"]
     function: ChatCompletionNamedToolChoiceFunction
 

@@ -249,12 +249,7 @@ class ProcessedSampler(StepSampler):
         shape = scores.shape
         for processor in self._processors:
             returned = processor(self._history.view(), scores)
-            try:
-                scores = np.asarray(returned, dtype=np.float32)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise ArgumentError(
-                    "logits_processor", processor, f"scores as its result: {error}"
-                ) from None
+            scores = np.asarray(returned, dtype=np.float32)
             if returned is None or scores.shape != shape:
                 raise ArgumentError(
                     "logits_processor", problem=f"returned {shown(returned)}",

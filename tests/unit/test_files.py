@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_spec import ArgumentError, files
+from pyllama_spec import ArgumentError
 from pyllama_spec.chat.prompt_file import read_prompt_file
 from pyllama_spec.cli.line_editor import LineEditor
 from pyllama_spec.files import check_no_pipe, read_text
@@ -34,16 +34,6 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
         assert read_text(path, "the prompt") == "a" + "é" * 100_000 + "b\n"
     finally:
         writer.join(60)
-
-
-def test_a_pipe_that_nobody_writes_to_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_PIPE_S", 0.1)
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    with pytest.raises(ArgumentError):
-        read_prompt_file(path)
 
 
 def test_a_pipe_with_a_name_is_opened_by_nobody(tmp_path: Path) -> None:
