@@ -25,14 +25,4 @@ def lazy_names(
         own[name] = value = getattr(import_module(names[name]), name)
         return value
 
-    return get, public_names(package, packages)
-
-
-def public_names(package: str, more: Sequence[str] = ()) -> Callable[[], list[str]]:
-    """__dir__ of a package: what is in __all__, and nothing that only its own code needs."""
-    own = vars(sys.modules[package])
-
-    def listed() -> list[str]:
-        return sorted({*own["__all__"], *more, *(name for name in own if name.startswith("__"))})
-
-    return listed
+    return get, lambda: sorted({*own, *names, *packages})

@@ -6,7 +6,6 @@ from pyllama_spec.bench.harness import run
 from pyllama_spec.bench.plot import check_plot, plot
 from pyllama_spec.bench.report import table, to_json
 from pyllama_spec.chat.prompt_file import Prompt
-from pyllama_spec.lazy_imports import public_names
 
 __all__ = [
     "BenchConfig",
@@ -20,5 +19,3 @@ __all__ = [
     "table",
     "to_json",
 ]
-
-__dir__ = public_names(__name__)

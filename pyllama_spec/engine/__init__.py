@@ -25,7 +25,6 @@ from pyllama_spec.engine.system import (
     system_info,
 )
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.lazy_imports import public_names
 
 __all__ = [
     "Adapter",
@@ -63,5 +62,3 @@ __all__ = [
     "system_info",
     "thread_log_level",
 ]
-
-__dir__ = public_names(__name__)

@@ -105,6 +105,18 @@ class Chats:
                 warn(self._template.note)
         return self._template
 
+    def begin(
+        self,
+        messages: Sequence[Message],
+        asked: ToolRequest,
+        variables: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> tuple[RenderedChat, RequestOptions, AnswerReader | None]:
+        """The prompt of a chat, its options, and the reader of its answer if one is needed."""
+        if asked.is_plain:
+            return *self.plain(messages, None, variables, options), None
+        return self._parsed(messages, asked, variables, options)
+
     def plain(
         self,
         messages: Sequence[Message],
@@ -134,7 +146,7 @@ class Chats:
             request = self._of_chat(request, unread, answer=answer, own_grammar=True)
         return rendered, request
 
-    def parsed(
+    def _parsed(
         self,
         messages: Sequence[Message],
         request: ToolRequest,

@@ -91,6 +91,7 @@ from pyllama_spec.llama.responses import (
     TextChoice,
     answering_model,
     check_stream,
+    new_id,
 )
 from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import (
@@ -108,7 +109,6 @@ from pyllama_spec.speculative.sequence import Adapters, n_common
 from pyllama_spec.speculative.target_batch import DecodeCounts
 
 if TYPE_CHECKING:
-    from pyllama_spec.chat.answers import AnswerReader
     from pyllama_spec.chat.tools import ToolRequest
 
 __all__ = ["Llama", "LlamaState"]
@@ -559,7 +559,8 @@ class Llama(Closeable):
             )
         instance(options, (RequestOptions, type(None)), "options")
         request = options if options is not None else RequestOptions.from_keywords(keywords)
-        return self._stream_of(self._text_run(self._prompt_tokens(prompt), request))
+        check_one_answer(request)
+        return Stream(self._runtime.runner, [self._text_run(self._prompt_tokens(prompt), request)])
 
     def generate_chat_steps(
         self,
@@ -579,7 +580,8 @@ class Llama(Closeable):
                 "create_chat_completion()"
             )
         rendered, request = self._chats.plain(messages, tools, chat_template_kwargs, keywords)
-        return self._stream_of(self._chat_run(rendered, request))
+        check_one_answer(request)
+        return Stream(self._runtime.runner, self._chat_runs(rendered, request))
 
     # ---- from options to streams
 
@@ -596,20 +598,13 @@ class Llama(Closeable):
         request = self._chats.of_text(tokens, request)
         return self._opened.run(tokens, request, last_n=self.last_n_tokens_size)
 
-    def _chat_run(self, rendered: RenderedChat, request: RequestOptions) -> Run:
-        tokens = rendered.tokenize(self.model.vocab)
-        run = self._opened.run(tokens, request, last_n=self.last_n_tokens_size)
-        run.record.note = rendered.note
-        return run
-
-    def _stream_of(self, run: Run) -> Stream[Piece]:
-        """A stream of the pieces of one answer."""
-        if (n := run.options.n) > 1:
-            raise ArgumentError(
-                "n", n, "1, as a generation has one answer",
-                "create_completion() and create_chat_completion() give several",
-            )  # fmt: skip
-        return Stream(self._runtime.runner, [run])
+    def _chat_runs(self, rendered: RenderedChat, request: RequestOptions) -> list[Run]:
+        """The runs of the n answers to a chat."""
+        tokens, runs = rendered.tokenize(self.model.vocab), []
+        for one in options_of_choices(request, self._opened.seeds):
+            runs.append(self._opened.run(tokens, one, last_n=self.last_n_tokens_size))
+            runs[-1].record.note = rendered.note
+        return runs
 
     def _complete(
         self,
@@ -639,8 +634,8 @@ class Llama(Closeable):
                 if not is_list:
                     raise
                 raise _of_prompt(i, error) from None
-        shape = ResponseShape("cmpl", answering_model(self.model_path, model))
-        shape.of(choices, request, request.n)
+        model = answering_model(self.model_path, model)
+        shape = ResponseShape(new_id("cmpl"), model, choices, request, request.n)
         return self._answered(runs, shape, stream, is_list=is_list)
 
     def _add_answers(
@@ -680,39 +675,22 @@ class Llama(Closeable):
         has_logprobs: bool,
     ) -> Response | Stream[Response]:
         """See create_chat_completion(); `options` are those of RequestOptions."""
-        is_stream = check_stream(stream)
-        several = RequestOptions(n=options.pop("n", 1), seed=options["seed"])
-        shape = ResponseShape("chatcmpl", answering_model(self.model_path, model))
-        runs: list[Run] = []
-        choices: list[Choice] = []
-        for one in options_of_choices(several, self._opened.seeds):
-            run, reader = self._begin_chat(
-                messages, asked, variables, {**options, "seed": one.seed}
-            )
-            runs.append(run)
+        rendered, request, reader = self._chats.begin(messages, asked, variables, options)
+        check_usage_options(request, is_stream=check_stream(stream))
+        answer_id, runs = new_id("chatcmpl"), self._chat_runs(rendered, request)
+        choices: list[ChatChoice] = []
+        for _ in runs:
             if reader is None:
                 choices.append(ChatChoice(self.model.vocab, has_logprobs))
             else:
                 from pyllama_spec.llama.tool_responses import ParsedChoice
 
                 choices.append(
-                    ParsedChoice(self.model.vocab, has_logprobs, reader, asked, shape.id)
+                    ParsedChoice(self.model.vocab, has_logprobs, reader, asked, answer_id)
                 )
-        check_usage_options(runs[0].options, is_stream=is_stream)
-        return self._answered(runs, shape.of(choices, runs[0].options, several.n), stream)
-
-    def _begin_chat(
-        self,
-        messages: Sequence[Message],
-        asked: ToolRequest,
-        variables: Mapping[str, Any],
-        options: Mapping[str, Any],
-    ) -> tuple[Run, AnswerReader | None]:
-        """Prepares an answer, and its reader if one is needed."""
-        if asked.is_plain:
-            return self._chat_run(*self._chats.plain(messages, None, variables, options)), None
-        rendered, request, reader = self._chats.parsed(messages, asked, variables, options)
-        return self._chat_run(rendered, request), reader
+        model = answering_model(self.model_path, model)
+        shape = ResponseShape(answer_id, model, choices, request, request.n)
+        return self._answered(runs, shape, stream)
 
     def _answered(
         self,
@@ -1156,7 +1134,7 @@ class Llama(Closeable):
         run = self._opened.run(
             [*held, *tokens], options, last_n=self.last_n_tokens_size, by_token=True
         )
-        generation = self._stream_of(run)
+        generation: Stream[Piece] = Stream(self._runtime.runner, [run])
         try:
             for piece in generation:
                 for token in piece.tokens:
@@ -1422,6 +1400,15 @@ def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[Reque
         return [request]
     seed = seeds.draw() if request.seed is None else None
     return [request.of_choice(i, seed) for i in range(request.n)]
+
+
+def check_one_answer(request: RequestOptions) -> None:
+    """Refuses several answers for a stream of pieces."""
+    if request.n > 1:
+        raise ArgumentError(
+            "n", request.n, "1, as a generation has one answer",
+            "create_completion() and create_chat_completion() give several",
+        )  # fmt: skip
 
 
 def check_usage_options(request: RequestOptions, *, is_stream: bool) -> None:

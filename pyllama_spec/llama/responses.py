@@ -23,6 +23,13 @@ from pyllama_spec.speculative import SpeculationStats
 Response = dict[str, Any]
 
 
+def new_id(prefix: str) -> str:
+    """A unique name of an answer."""
+    import uuid  # not needed to open a model
+
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
 def answering_model(path: str, model: str | None) -> str:
     """The `model` of an answer: the caller's name for it, else the file's name."""
     return Path(path).name if model is None else model
@@ -177,18 +184,14 @@ class ChatChoice(Choice):
 class ResponseShape:
     """A response of choices, with the fields that its request wants."""
 
-    def __init__(self, prefix: str, model: str) -> None:
-        import uuid  # not needed to open a model
-
-        self.id, self._model = f"{prefix}-{uuid.uuid4().hex}", model
+    def __init__(
+        self, answer_id: str, model: str, choices: Sequence[Choice], wanted: RequestOptions, n: int
+    ) -> None:
+        """Of choices, n to each prompt, and the options of the request."""
+        self.id, self._model = answer_id, model
         self._created = int(time.time())  # seconds since 1970
-        self._choices: Sequence[Choice] = ()
-
-    def of(self, choices: Sequence[Choice], wanted: RequestOptions, n: int) -> ResponseShape:
-        """Sets the choices, n to each prompt, and the options of the request."""
         self._choices, self._wanted, self._n, self._n_left = choices, wanted, n, len(choices)
         self._usage_is_apart = wanted.usage_apart
-        return self
 
     def _head(self, kind: str) -> Response:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model}

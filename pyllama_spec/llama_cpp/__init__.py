@@ -14,7 +14,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.llama.llama_cpp_drafts import LlamaPromptLookupDecoding
 from pyllama_spec.llama_cpp import llama
 from pyllama_spec.llama_cpp.install import PARTS, install, uninstall
@@ -23,8 +22,6 @@ from pyllama_spec.llama_cpp.llama_tokenizer import LlamaHFTokenizer
 
 # The version of llama-cpp-python whose names these are: programs ask for it.
 __version__ = "0.3.36"
-
-_TYPING = ("Any", "Literal", "TypedDict", "annotations")
 
 __all__ = ["LlamaHFTokenizer", "LlamaPromptLookupDecoding", "install", "uninstall"]
 __all__ += llama.__all__
@@ -45,10 +42,3 @@ def __getattr__(name: str) -> Any:
     if name in globals():  # one of these two
         return globals()[name]
     return getattr(types if hasattr(types, name) else numbers, name)
-
-
-def __dir__() -> list[str]:
-    own = vars(import_module(f"{__name__}.llama_types"))
-    # But for what that module itself imports.
-    names = [name for name in own if name[0] != "_" and name not in _TYPING]
-    return public_names(__name__, [*names, *PARTS])()

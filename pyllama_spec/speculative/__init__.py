@@ -1,6 +1,5 @@
 """The round, acceptance, rollback, and their statistics."""
 
-from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.acceptance import (
     RejectionSampling,
     RowObserver,
@@ -61,5 +60,3 @@ __all__ = [
     "sample_and_match",
     "why_exact",
 ]
-
-__dir__ = public_names(__name__)

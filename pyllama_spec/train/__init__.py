@@ -1,6 +1,5 @@
 """Training drafts for any GGUF target, from the target's own text: EAGLE-3, DFlash, MTP heads."""
 
-from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.train.api import train_dflash, train_eagle3, train_from_use, train_mtp
 from pyllama_spec.train.config import (
     CorpusConfig,
@@ -35,5 +34,3 @@ __all__ = [
     "train_from_use",
     "train_mtp",
 ]
-
-__dir__ = public_names(__name__)

@@ -21,7 +21,7 @@ from tests.faces.tools import (
     open_tiny,
     text_of,
 )
-from tests.scripted import Pattern, Perfect
+from tests.scripted import Perfect
 
 SCRIPT = list(b"one two three four five six")
 N = len(PROMPT)
@@ -63,29 +63,6 @@ def test_processor_sees_exactly_the_prefix_of_each_position() -> None:
             llm.create_completion(PROMPT, max_tokens=40, logits_processor=[spy], **SAMPLED)
         # A round may go past max_tokens in no case: 40 tokens, 40 calls.
         assert seen == [reference[: N + i] for i in range(40)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"repeat_penalty": 1.5}, {"frequency_penalty": 20.0}, {"presence_penalty": 40.0},
-        {"dry_multiplier": 40.0, "dry_allowed_length": 1, "dry_breakers": ()},
-        {"logit_bias": {"101": 70.0, 97: -5.0}},
-        {"mirostat_mode": 2, "temperature": 0.8, "seed": 5},
-        {"xtc_probability": 0.5, "temperature": 1.5, "seed": 5},
-        {"temperature": 2.0, "typical_p": 0.7, "seed": 5, "top_k": 0, "min_p": 0.0},
-    ],
-    ids=lambda options: next(iter(options)),
-)  # fmt: skip
-def test_each_sampler_option_counts_and_is_the_same_with_drafts(options: dict[str, Any]) -> None:
-    options = {**GREEDY, **options}
-    reference = reference_of(options)
-    assert reference != reference_of(GREEDY)
-    for draft in (Perfect(reference), Pattern(reference, range(9)), PromptLookup()):
-        with open_tiny(draft) as llm:
-            generation = llm.generate_steps(PROMPT, max_tokens=40, **options)
-            list(generation)
-        assert generation.record.tokens == reference[N:]
 
 
 def test_stopping_criteria() -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec import ArgumentError, Llama, PromptLookup, PyllamaSpecError, UnsupportedError
-from pyllama_spec.llama_cpp import LlamaRAMCache, LogitsProcessorList, MinTokensLogitsProcessor
+from pyllama_spec.llama_cpp import LogitsProcessorList, MinTokensLogitsProcessor
 from tests.faces.tools import GREEDY, PROMPT, drafters, open_tiny, text_of
 
 KINDS = ("llama", "mamba2", "lfm2")
@@ -153,34 +153,6 @@ def test_minimal_tokens() -> None:
         bias = {llm.token_eos(): 1000.0}
         found = llm(PROMPT, max_tokens=30, logit_bias=bias, logits_processor=processors, **GREEDY)
         assert found["usage"]["completion_tokens"] == 7
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_cache_goes_back_to_the_longest_beginning(kind: str) -> None:
-    first, second = PROMPT * 3, [120, 121, 122] * 14
-    with open_tiny(kind=kind) as llm:
-        expected = [text_of(llm(p, max_tokens=5, **GREEDY)) for p in (first, second)]
-    cache = LlamaRAMCache()
-    with open_tiny(kind=kind) as llm:
-        llm.set_cache(cache)
-        n_loads = 0
-        opened: Any = llm._opened
-        restore = opened.restore
-
-        def counted(*args: Any) -> None:
-            nonlocal n_loads
-            n_loads += 1
-            restore(*args)
-
-        opened.restore = counted
-        for prompt, text in zip((first, second) * 2, expected * 2, strict=True):
-            stream = llm(prompt, max_tokens=5, stream=True, **GREEDY)
-            assert "".join(map(text_of, stream)) == text
-        assert n_loads == 2
-        assert len(cache.cache_state) == 2
-    small = LlamaRAMCache(capacity_bytes=1)
-    small[(1, 2)] = next(iter(cache.cache_state.values()))
-    assert (1, 2) not in small
 
 
 def test_echo_with_logprobs() -> None:

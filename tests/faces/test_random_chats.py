@@ -110,14 +110,14 @@ def control_tokens(llm: Llama, one: Chat) -> list[int]:
     """The control tokens of the prompt."""
     names = ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls")
     asked = [one.options.get(name) for name in (*names, "reasoning_format")]
-    run, _ = llm._begin_chat(
+    rendered, *_ = llm._chats.begin(
         one.messages, ToolRequest.read(*asked),
         template_variables(one.options.get("chat_template_kwargs")),
         {"response_format": one.options.get("response_format")},
     )  # fmt: skip
     # By name: those of gpt-oss are shown as text by the engine.
     shown = {name.encode() for name in (*control_names(), *SPECIAL_TOKENS)}
-    tokens = run.record.prompt_tokens
+    tokens = rendered.tokenize(llm.model.vocab)
     return [token for token in tokens if llm.model.vocab.piece(token, special=True) in shown]
 
 

@@ -23,6 +23,7 @@ class Refused(NamedTuple):
     target: Path
     draft: str
     named: str
+    n_ctx: int = 128
 
 
 def _copy(source: Path, path: Path, *missing: str) -> Path:
@@ -86,9 +87,23 @@ def torn_draft(folder: Path) -> Refused:
     return Refused(target, str(draft), "fc.weight")
 
 
+def torn_target(folder: Path) -> Refused:
+    """The draft is open by then."""
+    target = _copy(model_path("llama"), folder / "target.gguf", "blk.0.attn_q.weight")
+    draft = _copy(model_path("eagle3"), folder / "draft.gguf")
+    return Refused(target, str(draft), "blk.0.attn_q")
+
+
+def no_memory(folder: Path) -> Refused:
+    """The target's context has no memory: both files are open by then."""
+    target = _copy(model_path("llama"), folder / "target.gguf")
+    draft = _copy(model_path("eagle3"), folder / "draft.gguf")
+    return Refused(target, str(draft), "n_ctx", 2**30)
+
+
 CASES = (
     no_head, no_such_file, unknown_kind, unknown_architecture, other_vocabulary, other_models_head,
-    torn_head, torn_head_alone, torn_draft,
+    torn_head, torn_head_alone, torn_draft, torn_target, no_memory,
 )  # fmt: skip
 
 
@@ -108,32 +123,13 @@ def test_nothing_stays_open(case: Any, tmp_path: Path) -> None:
     for n_parallel in (1, 2):
         with pytest.raises(PyllamaSpecError) as caught:
             Llama(
-                refused.target, draft=refused.draft, n_ctx=128, n_threads=1, n_parallel=n_parallel
-            )
+                refused.target, draft=refused.draft, n_ctx=refused.n_ctx, n_threads=1,
+                n_parallel=n_parallel,
+            )  # fmt: skip
         kept.append(caught)  # with its frames
         assert refused.named in str(caught.value)
         assert "\n" not in str(caught.value)
         assert still_open(tmp_path) == set()
-
-
-def test_nothing_stays_open_where_a_target_cannot_be_loaded(tmp_path: Path) -> None:
-    """The already open draft is closed."""
-    target = _copy(model_path("llama"), tmp_path / "target.gguf", "blk.0.attn_q.weight")
-    draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
-    with pytest.raises(PyllamaSpecError, match=r"blk\.0\.attn_q") as caught:
-        Llama(target, draft=draft, n_ctx=128, n_threads=1)
-    assert caught.tb is not None
-    assert still_open(tmp_path) == set()
-
-
-def test_nothing_stays_open_where_there_is_no_memory(tmp_path: Path) -> None:
-    """The target's context has no memory: both loaded files are closed."""
-    target = _copy(model_path("llama"), tmp_path / "target.gguf")
-    draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
-    with pytest.raises(PyllamaSpecError) as caught:
-        Llama(target, draft=draft, n_ctx=2**30, n_threads=1)
-    assert caught.tb is not None
-    assert still_open(tmp_path) == set()
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,9 @@ def test_a_state_of_equal_settings_is_taken(options: dict[str, Any]) -> None:
         other.set_cache(cache)
         assert n_cached(other, [*PROMPT, 5, 6]) == len(PROMPT) + 1
         assert text(other, [*PROMPT, 5, 6]) == want
+    small = LlamaRAMCache(capacity_bytes=1)
+    small[(1, 2)] = next(iter(cache.cache_state.values()))
+    assert (1, 2) not in small
 
 
 def test_a_state_that_cannot_be_read_is_a_miss_in_a_cache() -> None:
@@ -133,30 +136,6 @@ def test_a_state_that_cannot_be_read_is_a_miss_in_a_cache() -> None:
     with opened(n_parallel=2) as wide:  # whose sequences lie otherwise
         wide.set_cache(cache)
         assert text(wide) == want
-
-
-@pytest.mark.parametrize("draft", [None, "prompt-lookup", "eagle3"])
-def test_adapters_that_change_between_requests(draft: str | None, adapters: list[Path]) -> None:
-    """With and without a cache, in one place and in several, each has its own text."""
-    first, second, _ = adapters
-    choices: list[list[tuple[Any, float]]] = [
-        [], [(first, 1.0)], [(second, 1.0)], [(first, 0.5)], [(first, 0.0)],
-        [(first, 1.0), (second, 0.3)],
-    ]  # fmt: skip
-    want = []
-    for choice in choices:
-        with opened() as llm:
-            llm.set_adapters(choice)
-            want.append(text(llm))
-    assert len(set(want)) >= 4, "they say the same: nothing is seen"
-    kind: Any = model_path("eagle3") if draft == "eagle3" else draft
-    for n_parallel in (1, 2):
-        with opened(draft=kind, n_parallel=n_parallel) as llm:
-            for cache in (None, LlamaRAMCache(), Unaware()):
-                llm.set_cache(cache)
-                for i in (0, 1, 2, 1, 0, 3, 5, 4, 1, 3):
-                    llm.set_adapters(choices[i])
-                    assert text(llm) == want[i]
 
 
 def test_what_was_read_with_an_adapter_counts_when_it_comes_back(adapters: list[Path]) -> None:

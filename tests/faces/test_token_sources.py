@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import Drafter
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
-from tests.scripted import Pattern, Perfect
+from tests.scripted import Perfect
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
 
@@ -18,33 +17,6 @@ def reference(**options: Any) -> list[int]:
     with open_tiny() as llm:
         generation = llm.generate_steps(PROMPT, max_tokens=60, **options)
         return [*PROMPT, *generation.read_all().tokens]
-
-
-def drafters(tokens: list[int]) -> list[tuple[Drafter | str, str]]:
-    """Drafters, and what their tokens are called."""
-    return [
-        (Perfect(tokens, 6), "model"), (Pattern(tokens, range(7)), "model"),
-        ("prompt-lookup", "copy"),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("n_parallel", [1, 2])
-def test_each_token_is_called_what_drafted_it(options: dict[str, Any], n_parallel: int) -> None:
-    tokens = reference(**options)
-    for draft, name in drafters(tokens):
-        with open_tiny(draft, n_parallel=n_parallel) as llm:
-            generation = llm.generate_steps(PROMPT, max_tokens=60, **options)
-            pieces = list(generation)
-            record = generation.record
-        assert "".join(text for text, _ in record.token_sources) == record.text
-        # One entry for each piece that has text, in their order.
-        shown = [piece for piece in pieces if piece.text]
-        assert [text for text, _ in record.token_sources] == [piece.text for piece in shown]
-        assert [who == name for _, who in record.token_sources] == [one.is_drafted for one in shown]
-        assert {who for _, who in record.token_sources} <= {"target", name}
-        if name == "model":
-            assert sum(who == name for _, who in record.token_sources) > 10
 
 
 @pytest.mark.parametrize("n", [1, 2])

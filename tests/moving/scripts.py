@@ -46,8 +46,8 @@ class Case:
         with open_tiny(chat_template=templates()[self.family], n_ctx=8192) as llm:
             variables = self.request.get("chat_template_kwargs", {})
             asked = ToolRequest.read([WEATHER], self.choice, None, None)
-            plan, _ = llm._begin_chat([USER], asked, variables, {"max_tokens": None})
-            n_prompt = len(plan.record.prompt_tokens)
+            plan, *_ = llm._chats.begin([USER], asked, variables, {"max_tokens": None})
+            n_prompt = len(plan.tokenize(llm.model.vocab))
             return n_prompt, llm.tokenize(self.text.encode(), add_bos=False, special=True)
 
     def model(self) -> tuple[str, int, int]:

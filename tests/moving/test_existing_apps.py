@@ -6,7 +6,6 @@ import json
 import pickle
 import re
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from tests.faces.families import USER as QUESTION
 from tests.faces.families import WEATHER
 from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
 from tests.models import model_path
-from tests.models.adapter import write_adapter
 
 USER = [{"role": "user", "content": "Hi"}]
 # Its own server looks for these words, and so do apps that shorten a chat and try again.
@@ -49,17 +47,6 @@ def test_a_whole_float_is_a_whole_number() -> None:
         half: Any = 6.5
         with pytest.raises(ArgumentError):
             llm(PROMPT, max_tokens=half)
-
-
-def test_none_of_a_cut_or_a_penalty_is_its_default() -> None:
-    with open_tiny() as llm:
-        options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "seed": 3}
-        expected = text_of(llm(PROMPT, **options))
-        nothing: dict[str, Any] = dict.fromkeys(
-            ("top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",
-             "presence_penalty")
-        )  # fmt: skip
-        assert text_of(llm(PROMPT, **options, **nothing)) == expected
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -257,21 +244,6 @@ def test_grammars_by_name(name: str, begins: str) -> None:
     grammar = LlamaGrammar.from_string(getattr(llama_grammar, name))
     with open_tiny() as llm:
         assert text_of(llm(PROMPT, max_tokens=12, grammar=grammar, seed=1)).startswith(begins)
-
-
-def test_an_adapter_counts_by_its_scale(tmp_path: Path) -> None:
-    adapter = write_adapter(model_path("llama"), tmp_path / "adapter.gguf")
-
-    def logits(scale: float, *pairs: Any) -> Any:
-        with open_tiny(logits_all=True, lora_path=adapter, lora_scale=scale) as llm:
-            if pairs:
-                llm.set_adapters(pairs)
-            llm.eval(PROMPT)
-            return np.array(llm.scores[len(PROMPT) - 1])
-
-    whole, half, none = (logits(scale) for scale in (1.0, 0.5, 0))
-    assert min(np.abs(one - whole).max() for one in (half, none)) > 0.001
-    assert np.allclose(logits(1.0, (adapter, 0.25), (adapter, 0.25)), half, atol=1e-4)
 
 
 def test_a_state_says_what_it_holds() -> None:

@@ -1,6 +1,5 @@
 """Controllers decide how many tokens each round drafts and verifies; they call no engine."""
 
-from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.controller.base import (
     Controller,
     ControllerLimits,
@@ -27,5 +26,3 @@ __all__ = [
     "Spent",
     "make_controller",
 ]
-
-__dir__ = public_names(__name__)
