@@ -32,8 +32,14 @@ LATER = "try again later"
 # What a terminal may take for a command: all control characters but tabs and newlines. And what
 # reorders a line, or ends one in some programs.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# In the texts of an error, an option or an option with a value stands in backticks.
+_OPTION = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+PYTHON_KINDS: Mapping[type, str] = {type(None): "None", bool: "True or False", int: "an int"}
 # Modules that call the user's code: a warning must not point at their lines.
 _BETWEEN = ("threading", "concurrent", "asyncio", "runpy", "contextlib", "functools")
+# The code of the SystemExit that ends a daemon thread which computes while the process ends. No
+# class of its own: threading is silent about SystemExit itself and about no other.
+PROCESS_ENDS = "the process ends"
 
 
 def clipped(text: str, most: int = MAX_SHOWN) -> str:
@@ -75,9 +81,6 @@ class _Omitted(Enum):
 OMITTED: Final = _Omitted.OMITTED
 # What an argument has to be: words that fit every face, or types, which each face names.
 Expected = str | type | tuple[type, ...]
-# In the texts of an error, an option or an option with a value stands in backticks.
-_OPTION = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
-PYTHON_KINDS: Mapping[type, str] = {type(None): "None", bool: "True or False", int: "an int"}
 
 
 @dataclass(frozen=True)
@@ -385,11 +388,6 @@ class CancelledError(PyllamaSpecError):
 
 class DeadlineError(CancelledError, TimeoutError):
     """The request was not answered within its timeout."""
-
-
-# The code of the SystemExit that ends a daemon thread which computes while the process ends. No
-# class of its own: threading is silent about SystemExit itself and about no other.
-PROCESS_ENDS = "the process ends"
 
 
 def is_process_end(error: BaseException) -> bool:

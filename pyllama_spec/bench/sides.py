@@ -67,7 +67,7 @@ class Side(Closeable):
     @property
     def name(self) -> str:
         """The drafter's name in the statistics."""
-        return self._open.drafter_name
+        return self.runtime.round.drafter.name
 
     @property
     def draft_placement(self) -> dict[str, int] | None:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +36,8 @@ _MAGIC, _VERSION, _SUFFIX = b"pspx", 1, ".prefix"
 _LENGTH = struct.Struct("<I")
 _WHAT = "a file of what was read"
 _MAX_HEADER = 256 << 20  # bytes; that of a million tokens has 10 MB
+# Caches are of anyone's making; several threads come to them.
+_LOCK = threading.Lock()
 
 
 class StateKey(tuple[int, ...]):
@@ -122,37 +124,35 @@ class LlamaRAMCache(BaseLlamaCache):
 LlamaCache = LlamaRAMCache
 
 
-# Caches are of anyone's making; several threads come to them.
-_LOCK = threading.Lock()
+def cached(
+    opened: OpenModel, cache: BaseLlamaCache, runs: Sequence[Run]
+) -> Callable[[Sequence[GenerationRecord]], None]:
+    """Has a cache's state restored before the runs of one prompt.
 
+    Returns:
+        The function that gives the cache the states of the runs, by their records.
+    """
+    kept: dict[int, LlamaState] = {}
+    state: LlamaState | None = None
+    with suppress(KeyError), _LOCK:
+        state = cache[StateKey(runs[0].request.prompt, opened.owner)]
 
-class CachedRuns:
-    """The runs of one prompt, which a cache may have a state for, and gets the states of."""
+    def keep(i: int, sequence: SequenceState) -> None:
+        kept[i] = opened.state_of(sequence)
 
-    def __init__(self, opened: OpenModel, cache: BaseLlamaCache, runs: Sequence[Run]) -> None:
-        self._opened, self._cache = opened, cache
-        self._kept: dict[int, LlamaState] = {}
-        state: LlamaState | None = None
-        with suppress(KeyError), _LOCK:
-            state = cache[StateKey(runs[0].request.prompt, opened.owner)]
-        for i, run in enumerate(runs):
-            # A cache of the user's own may give the state of another model.
-            if state is not None and state.owner == opened.owner:
-                # The adapters of the state and of the request, whatever is set meanwhile.
-                run.before = partial(
-                    _restore, opened, state, run.request.prompt, run.request.adapters
-                )
-            run.after = partial(self._keep, i)
-
-    def _keep(self, i: int, sequence: SequenceState) -> None:
-        self._kept[i] = self._opened.state_of(sequence)
-
-    def store(self, records: Sequence[GenerationRecord]) -> None:
-        """Gives the cache the states of the runs, which have ended."""
+    def store(records: Sequence[GenerationRecord]) -> None:
         for i, record in enumerate(records):
-            if (state := self._kept.pop(i, None)) is not None:
+            if i in kept:
                 with _LOCK:
-                    self._cache[[*record.prompt_tokens, *record.tokens]] = state
+                    cache[[*record.prompt_tokens, *record.tokens]] = kept.pop(i)
+
+    for i, run in enumerate(runs):
+        # A cache of the user's own may give the state of another model.
+        if state is not None and state.owner == opened.owner:
+            # The adapters of the state and of the request, whatever is set meanwhile.
+            run.before = partial(_restore, opened, state, run.request.prompt, run.request.adapters)
+        run.after = partial(keep, i)
+    return store
 
 
 def _restore(

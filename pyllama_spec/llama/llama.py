@@ -45,7 +45,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     UnsupportedError,
 )
-from pyllama_spec.llama.caches import BaseLlamaCache, CachedRuns
+from pyllama_spec.llama.caches import BaseLlamaCache, cached
 from pyllama_spec.llama.calls import (
     CHAT,
     TEXT,
@@ -112,6 +112,14 @@ if TYPE_CHECKING:
     from pyllama_spec.chat.tools import ToolRequest
 
 __all__ = ["Llama", "LlamaState"]
+# What Llama itself keeps in an instance; all else is a subclass's, and travels in its pickle.
+_OWN_ATTRIBUTES = frozenset((
+    "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
+    "_opened_with", "_opened", "_params", "_values", "_embeddings", "_logits_all",
+    "_score_table", "_chats", "_closing",
+))  # fmt: skip
+# What a program may have set since the model was opened, beside the chat format and the seeds.
+_KEPT_ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
 
 
 class Llama(Closeable):
@@ -343,7 +351,7 @@ class Llama(Closeable):
     @property
     def drafter_name(self) -> str:
         """The drafter's name in the statistics."""
-        return self._opened.drafter_name
+        return self._runtime.round.drafter.name
 
     @property
     def memory_bytes(self) -> int:
@@ -702,13 +710,13 @@ class Llama(Closeable):
     ) -> Response | Stream[Response]:
         """The handle of prepared runs, with their cache and log lines; or its result."""
         records = [run.record for run in runs]
-        cached = None
+        store = None
         if self.cache is not None and not is_list:
-            cached = CachedRuns(self._opened, self.cache, runs)
+            store = cached(self._opened, self.cache, runs)
 
         def end() -> None:
-            if cached is not None:
-                cached.store(records)
+            if store is not None:
+                store(records)
             if self.verbose and not is_list:
                 for record in records:
                     sys.stderr.write(_log_line(record))
@@ -1265,14 +1273,6 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         return cls(Llama(path, vocab_only=True))
 
 
-# What Llama itself keeps in an instance; all else is a subclass's, and travels in its pickle.
-_OWN_ATTRIBUTES = frozenset((
-    "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
-    "_opened_with", "_opened", "_params", "_values", "_embeddings", "_logits_all",
-    "_score_table", "_chats", "_closing",
-))  # fmt: skip
-
-
 def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
     """An error of one prompt of a list, with its number; other errors are those of all."""
     if not error.param.startswith("prompt"):
@@ -1331,10 +1331,6 @@ def _downloaded(
             )  # fmt: skip
         paths.append(hub.hf_hub_download(repo_id=repo_id, filename=fitting[0], **folders))
     return Path(paths[0])
-
-
-# What a program may have set since the model was opened, beside the chat format and the seeds.
-_KEPT_ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
 
 
 class ScoreTable:

@@ -421,11 +421,6 @@ class OpenModel(Closeable):
         return f"<{name} of {self.model!r}, n_ctx={n_ctx}, n_parallel={n}, {draft}>"
 
     @property
-    def drafter_name(self) -> str:
-        """The drafter's name in the statistics."""
-        return self.runtime.round.drafter.name
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes of weights and KV caches, the draft's included, the embeddings' not."""
         n = self.model.info.size_bytes

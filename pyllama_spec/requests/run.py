@@ -106,8 +106,9 @@ class Detokenizer:
         *,
         keep_stop: bool = False,
         min_tokens: int = 0,
+        by_token: bool = False,
     ) -> None:
-        self._vocab = vocab
+        self._vocab, self._by_token = vocab, by_token
         self._keep_stop, self._min_tokens = keep_stop, min_tokens
         # Where the text ended with the last token before which no stop string counts.
         self._n_unstoppable = 0
@@ -132,6 +133,9 @@ class Detokenizer:
         """Takes the next token; returns the text that can be emitted."""
         group = self._open
         self.n_fed += 1
+        if self._by_token:  # each at once, whether it ends on a whole character or not
+            whole = self._vocab.piece(token).decode(errors="replace")
+            return [Piece(whole, (token,), (from_draft,))]
         text = self._decoder.decode(self._vocab.piece(token))
         group.tokens.append(token)
         group.from_draft.append(from_draft)
@@ -195,16 +199,6 @@ class Detokenizer:
         self._complete.clear()
         self._open, self._held = _Group(at), ""
         return [group.truncated(at) for group in groups if group.start < at]
-
-
-class TokenByToken(Detokenizer):
-    """Emits each token at once, whether it ends on a whole character or not."""
-
-    def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
-        """Emits the next token."""
-        self.n_fed += 1
-        text = self._vocab.piece(token).decode(errors="replace")
-        return [Piece(text, (token,), (from_draft,))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,10 +400,9 @@ class Run:
             model, params, accepts, self._why_exact
         )
         self._guided = guided_sampler(model, self._sampler, options.guide)
-        pieces = TokenByToken if request.by_token else Detokenizer
-        self._detokenizer = pieces(
+        self._detokenizer = Detokenizer(
             model.vocab, options.stops, keep_stop=options.include_stop_str_in_output,
-            min_tokens=options.min_tokens,
+            min_tokens=options.min_tokens, by_token=request.by_token,
         )  # fmt: skip
         # Here and not when it begins: then all requests would wait for its tokens.
         self._prediction = None if not options.prediction else Prediction(

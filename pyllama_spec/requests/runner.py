@@ -52,6 +52,7 @@ _IN_CALLBACK = (
 _PATIENCE_S = 0.1
 # The limit of all suspended streams; less on a machine with less than eight times it.
 _COPIES_BYTES = 4 << 30
+_Outcome = tuple[Run, tuple[list[Piece], str | None, BaseException | None]]
 
 
 class Line:
@@ -238,9 +239,6 @@ class Line:
         return [
             run for run in self.placed if (run is reader or not run.is_inline) and not run.is_paused
         ]  # fmt: skip
-
-
-_Outcome = tuple[Run, tuple[list[Piece], str | None, BaseException | None]]
 
 
 @dataclass(frozen=True, slots=True)
