@@ -130,7 +130,7 @@ class Exchange:
                 400, f"{choice.adapter!r} is an adapter, which applies to generation only: ask "
                 f"{choice.model.name!r}", "unsupported", "model",
             )  # fmt: skip
-        service = await models.use(choice)
+        service, adapters = await models.use(choice)
         try:
             self._model = service.name
             if models.only is None:
@@ -139,7 +139,7 @@ class Exchange:
                 yield service
                 return
             self.info.note["adapter"] = choice.adapter
-            with service.llm.with_adapters(models.adapters(choice)):
+            with service.llm.with_adapters(adapters):
                 yield service
         finally:
             models.done_with(choice.model)

@@ -34,14 +34,6 @@ _OF_CHATS = (*OF_CHATS, "reasoning_format", "chat_template_kwargs")
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-def is_missing(path: Path) -> bool:
-    """Whether a file is missing. False if this user may not see it: opening it gives the reason."""
-    try:
-        return not path.exists()
-    except OSError:
-        return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A model that a server may load.
@@ -67,16 +59,15 @@ class ModelSpec:
     keep_alive_s: float | None = None
     is_preloaded: bool = False
 
-    def missing_files(self) -> list[tuple[str, Path]]:
-        """The missing files with their keys; draft_memory does not count, as it is created."""
-        named = {"model_path": self.keywords["model_path"]}
+    def missing_files(self) -> list[Path]:
+        """The missing files; draft_memory does not count, as it is created."""
+        paths = [self.keywords["model_path"], *(path for path, _ in self.adapters.values())]
         draft = self.keywords.get("draft")
         if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
-            named["draft"] = draft
+            paths.append(draft)
         if self.keywords.get("lora_path"):
-            named["lora_path"] = self.keywords["lora_path"]
-        paths = {key: Path(path) for key, path in named.items()}
-        return [(key, path) for key, path in paths.items() if is_missing(path)]
+            paths.append(self.keywords["lora_path"])
+        return [Path(path) for path in paths if not os.path.lexists(path)]
 
     @property
     def names(self) -> tuple[str, ...]:
