@@ -1,4 +1,4 @@
-"""One HTTP request: its body, the model that answers it, and its answer, whole or as events."""
+"""One HTTP request: its endpoint, its body, its model, and its answer, whole or as events."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import anyio
 import msgspec
 from starlette.requests import Request
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from pyllama_spec.server import door
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
-from pyllama_spec.server.door import ClientGone, RequestInfo
+from pyllama_spec.server.door import (
+    ClientGone,
+    RequestInfo,
+    log,
+    note_failure,
+    stopped,
+    stopping,
+)
 from pyllama_spec.server.service import Answer, Event, Service, Shape
-from pyllama_spec.server.serving import note_failure, stopped
 from pyllama_spec.server.shapes import ChatRequest
 
 if TYPE_CHECKING:
@@ -32,6 +42,12 @@ _STREAM = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _PING = b": ping\n\n"
 # So many events are sent together at most.
 _MAX_HELD = 64
+# Characters of a path in the log.
+_MAX_LOGGED = 200
+# The status in the log of a request whose client left before its answer began; nginx's word for it.
+_LEFT = 499
+# What asks every few seconds how the server is.
+_CHECKS = ("/health", "/v1/health", "/ready", "/metrics")
 
 
 # Translates the body of a dialect, with what the model's template knows.
@@ -96,7 +112,6 @@ class Exchange:
         self.info = RequestInfo()
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.is_large = False
         self._given = frozenset[str]()
         self._model = models.only.name if models.only is not None else ""
         self._has_given_up = False
@@ -107,16 +122,12 @@ class Exchange:
         """Parses the body as a msgspec type."""
         settings = self.serving.settings
         raw = await door.read_body(self.request, settings)
-        self.is_large = len(raw) >= door.LARGE
-        body = await door.parsed(raw, shape, settings.max_inputs)
-        self._given = await self.prepared(door.given_names, raw)
+        self.serving.note_size(len(raw))
+        body = door.decoded(raw, shape)
+        self._given = door.given_names(raw)
         known: Sequence[str] = shape.__struct_fields__  # type: ignore[attr-defined]
         self.serving.note_unknown(self.path, self._given, known)
         return body
-
-    async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
-        """Runs a call on the body: here, or in a thread if the body is large."""
-        return await door.apart(call, *given) if self.is_large else call(*given)
 
     @asynccontextmanager
     async def model(
@@ -172,7 +183,7 @@ class Exchange:
         async with self.model(body.model) as service:
             if to_chat is not None:  # a template says what it knows of thoughts in a moment
                 body = await service.in_thread(to_chat, body, service)
-            yield await self.prepared(service.answer, body, self.info)
+            yield service.answer(body, self.info)
 
     async def count_tokens(self, body: Any, to_chat: ToChat | None = None) -> int:
         """The number of tokens of a chat's prompt, without computing them; see generate()."""
@@ -339,3 +350,112 @@ async def _ended(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ---- the application
+
+
+class App:
+    """The application: finds the endpoint of a request, admits it, and reports errors.
+
+    See create_app(). Await serving.stop() before the server ends.
+    """
+
+    def __init__(self, models: Models, routes: Iterable[Route]) -> None:
+        self.models, self.serving = models, models.serving
+        paths: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            paths.setdefault(route.path, {}).setdefault(route.method, route)
+        endpoints = [
+            StarletteRoute(path, endpoint=_Endpoint(models, by_method))
+            for path, by_method in paths.items()
+        ]
+        self._router = Router(endpoints, default=_Endpoint(models, {}), redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        self.models.start()
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        await self._router(scope, receive, send)
+
+
+class _Endpoint:
+    """The routes of a path by method; empty for an unknown path."""
+
+    def __init__(self, models: Models, by_method: dict[str, Route]) -> None:
+        self._models, self._serving, self._by_method = models, models.serving, by_method
+        self._methods = ", ".join(sorted(by_method))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI, for a request of HTTP."""
+        exchange = Exchange(self._models, scope, receive, send)
+        route = self._by_method.get("GET" if exchange.method == "HEAD" else exchange.method)
+        form = openai_error if route is None else route.error_form
+        id_headers = REQUEST_ID if route is None else route.id_headers
+        exchange.headers = dict.fromkeys(id_headers, exchange.info.id)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.tasks.add(task)
+        try:
+            try:
+                await self._answer(exchange, route)
+            except asyncio.CancelledError:
+                if not self._serving.is_cutting:
+                    raise
+                await exchange.send_error(stopped(), form)
+            except ClientGone:
+                raise
+            except Exception as error:  # noqa: BLE001 - sent to the client in its form, and logged
+                await exchange.send_error(error, form)
+        except ClientGone:
+            exchange.info.note["left"] = True
+        finally:
+            self._serving.tasks.discard(task)
+            self._log(exchange)
+
+    async def _answer(self, exchange: Exchange, route: Route | None) -> None:
+        """Raises ApiError for a request that the server must not answer."""
+        request, serving = exchange.request, self._serving
+        exchange.headers |= door.check_page(request, serving.settings)
+        if exchange.method == "OPTIONS" and self._by_method and "origin" in request.headers:
+            headers = door.preflight_headers(self._methods)
+            await exchange.send(Content(b"", "text/plain", 204, headers))
+            return
+        if route is None or not route.is_open:
+            door.check_key(request, serving.keys, exchange.info)  # before it says what there is
+        if not self._by_method:
+            raise ApiError(404, f"there is no {exchange.path:.200}", "unknown_path")
+        if route is None:
+            raise ApiError(
+                405, f"{exchange.path} takes {self._methods}", "unknown_method",
+                headers={"Allow": self._methods},
+            )  # fmt: skip
+        if serving.is_stopping and not route.is_open:
+            raise stopping()
+        if route.body is None:
+            await exchange.send(await route.handler(exchange, None))
+            return
+        body = await exchange.read(route.body)
+        await exchange.send(await exchange.watched(route.handler(exchange, body)))
+
+    def _log(self, exchange: Exchange) -> None:
+        settings, status, info = self._serving.settings, exchange.status, exchange.info
+        if exchange.path in _CHECKS and not settings.logs_checks and 0 < status < 400:
+            return
+        if not status and "left" in info.note:
+            status = _LEFT
+        note = {"id": info.id}
+        if settings.logs_clients:
+            note["from"] = door.client_address(exchange.request)
+        note |= info.note
+        log.info(
+            "%s %s %d %.3f s%s", exchange.method, _logged(exchange.path), status,
+            monotonic() - info.arrived_at, "".join(f" {k}={v}" for k, v in note.items()),
+        )  # fmt: skip
+
+
+def _logged(path: str) -> str:
+    """A path for the log, percent-encoded again: a newline in it would forge a line."""
+    return quote(path[:_MAX_LOGGED], safe="/:@!$&'()*+,;=~", errors="replace")[:_MAX_LOGGED]

@@ -40,10 +40,10 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH, check_parallel
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server.api_errors import NO_RETRY, ApiError, for_client
+from pyllama_spec.server.door import Serving, log, note_failure
 from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.model_list import ModelList, ModelSpec
 from pyllama_spec.server.service import Service
-from pyllama_spec.server.serving import Serving, log, note_failure
 from pyllama_spec.server.settings import ServerSettings
 
 _T = TypeVar("_T")

@@ -12,12 +12,11 @@ from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.door import RequestInfo
+from pyllama_spec.server.door import RequestInfo, stopping
 from pyllama_spec.server.exchange import Content, Exchange, Route
 from pyllama_spec.server.metrics import CONTENT_TYPE
 from pyllama_spec.server.models import ServedModel, given_up
 from pyllama_spec.server.service import Event, Service, Shape, timings
-from pyllama_spec.server.serving import stopping
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,

@@ -79,7 +79,7 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
 
 async def embeddings(exchange: Exchange, request: EmbeddingRequest) -> Any:
     """POST /v1/embeddings: a vector of length 1 for each text."""
-    texts = await exchange.prepared(_texts, request.input)
+    texts = _texts(request.input)
     async with exchange.model(request.model, needs_base=True) as service:
         _check_embedding(request, texts, service)
         async with service.beside() as check:

@@ -28,10 +28,9 @@ from pyllama_spec.llama.chat_completion import ThoughtTags
 from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.requests.options import MAX_CHOICES
 from pyllama_spec.server.api_errors import ApiError, openai_error
-from pyllama_spec.server.door import RequestInfo
+from pyllama_spec.server.door import RequestInfo, log
 from pyllama_spec.server.keywords import beyond, cut_note, keywords_of
 from pyllama_spec.server.metrics import ModelMetrics
-from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import ChatRequest, CompletionRequest, Json
 
@@ -42,8 +41,8 @@ Asked = ChatRequest | CompletionRequest
 Event = tuple[str | None, Any]
 # Of OpenAI's API.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# The longest role, and how many unknown ones of a chat are looked at.
-_MAX_ROLE, _MOST_ROLES = 64, 8
+# Characters of an unknown role that are compared with these.
+_MAX_ROLE = 64
 
 
 class Thoughts(NamedTuple):
@@ -182,28 +181,23 @@ class Service:
             raise beyond(field, f"has {len(messages)} entries", most)
 
     def _check_roles(self, messages: Sequence[Json]) -> None:
-        """Refuses a misspelt role: the chat template does not name it, and a known one is like it.
+        """Refuses a misspelt role, which the template does not name; a developer is the system.
 
-        A template may write a role without naming it, so any other passes. A developer that it does
-        not name becomes the system.
+        A template may write a role without naming it, so any other passes.
         """
         if self.llm.chat_handler is not None:
             return
-        given = [message.get("role") for message in messages]
-        names = dict.fromkeys(role for role in given if isinstance(role, str))
-        odd = [name for name in names if name not in _ROLES]
-        for role in odd[:_MOST_ROLES]:
-            is_long = len(role) > _MAX_ROLE
-            if is_long or (meant(role.lower(), _ROLES) and role not in self.llm.template.source):
-                field = f"messages[{given.index(role)}].role"
-                raise ApiError(
-                    400, f"{field} is {role!r:.60}; expected {', '.join(_ROLES)}, or a role that "
-                    "the chat template names", "invalid_value", field,
-                )  # fmt: skip
-        if "developer" in names and not re.search("['\"]developer", self.llm.template.source):
-            for message in messages:
-                if message.get("role") == "developer":
+        source = self.llm.template.source
+        for i, message in enumerate(messages):
+            role = message.get("role")
+            if not isinstance(role, str) or role in _ROLES:
+                if role == "developer" and not re.search("['\"]developer", source):
                     message["role"] = "system"
+            elif meant(role[:_MAX_ROLE].lower(), _ROLES) and role not in source:
+                raise ApiError(
+                    400, f"messages[{i}].role is {role!r:.60}; expected {', '.join(_ROLES)}, or a "
+                    "role that the chat template names", "invalid_value", f"messages[{i}].role",
+                )  # fmt: skip
 
     def unstarted(self, request: ChatRequest, info: RequestInfo) -> Stream:
         """A handle that is never started, for the chat's prompt; takes milliseconds."""

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ServerSettings, create_app
-from pyllama_spec.server.app import App
+from pyllama_spec.server.exchange import App
 from tests.models import model_path
 from tests.page.scripts import PAGE
 

@@ -18,7 +18,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ModelSpec
-from pyllama_spec.server.app import _ROUTES
+from pyllama_spec.server.app import ROUTES
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.models import model_path
 from tests.server.models_world import (
@@ -90,7 +90,7 @@ def body_of(path: str) -> dict[str, Any]:
 
 
 def test_every_endpoint_with_a_body_goes_by_its_model() -> None:
-    paths = sorted({route.path for route in _ROUTES if route.method == "POST"})
+    paths = sorted({route.path for route in ROUTES if route.method == "POST"})
     assert len(paths) > 20
     with several(spec("a"), spec("b")) as (client, models):
         for path in paths:

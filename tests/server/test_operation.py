@@ -24,9 +24,9 @@ import pytest
 
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.server import create_app
-from pyllama_spec.server.keys import Keys, keys_of, notes_of
-from pyllama_spec.server.process import Hangup, HttpServer, Listening
-from pyllama_spec.server.settings import LOOPBACK, with_loopback
+from pyllama_spec.server.door import Keys
+from pyllama_spec.server.process import HttpServer, Listening
+from pyllama_spec.server.settings import LOOPBACK, keys_of, notes_of, with_loopback
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.test_access import certificate
@@ -153,23 +153,6 @@ def test_a_certificate_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 # ---- SIGHUP itself; tests/server/test_programs.py sends it to each program
-
-
-def test_a_signal_that_comes_while_a_model_is_opened_is_heeded_later() -> None:
-    assert threading.current_thread() is threading.main_thread()
-    seen: list[bool] = []
-    before = signal.getsignal(signal.SIGHUP)
-    with Hangup() as hangup:
-        os.kill(os.getpid(), signal.SIGHUP)
-        with Hangup() as inner:
-            assert inner is hangup
-            inner.heed(seen.append)
-            assert seen == [False]
-            os.kill(os.getpid(), signal.SIGHUP)
-            inner.heed(None)
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert seen == [False, False]
-    assert signal.getsignal(signal.SIGHUP) == before
 
 
 @pytest.mark.slow
