@@ -257,7 +257,7 @@ class Exchange:
         self.info.note["error"] = code = shown.code or shown.type
         if option := settings.flags.get(shown.option, shown.option):
             self.info.note["option"] = option
-        self.serving.metrics.note_error(self._model, code)
+        self.serving.metrics.add("pyllama_spec:request_errors", 1, self._model, code)
         _let_go(error)
         return shown
 

@@ -355,11 +355,8 @@ class Models:
             one.n_bytes, one.loaded_at = opened.n_bytes, monotonic()
             self._released(one)
             seconds = one.loaded_at - begin
-            metrics.counter("pyllama_spec:model_loads", "Loads of a model.").labels(one.name).inc()
-            metrics.histogram(
-                "pyllama_spec:model_load_seconds",
-                "Seconds of loading a model, with the wait for other loads.",
-            ).labels(one.name).observe(seconds)
+            metrics.add("pyllama_spec:model_loads", 1, one.name)
+            metrics.observe("pyllama_spec:model_load_seconds", seconds, one.name)
             log.info(
                 "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB
             )
@@ -451,9 +448,7 @@ class Models:
             log.warning("%s cannot be loaded: %s", one.name, error)
             why = self.without_paths(for_client(error))
         one.failure = Failure(why, monotonic(), isinstance(error, (OutOfMemoryError, RemoteError)))
-        text = "Loads of a model that failed."
-        counter = self.serving.metrics.counter("pyllama_spec:model_load_failures", text)
-        counter.labels(one.name).inc()
+        self.serving.metrics.add("pyllama_spec:model_load_failures", 1, one.name)
         if not one.is_own:  # a proxy sends no request to a server that is not ready
             one.n_leaks += isinstance(error, OutOfMemoryError)
             one.cancel_timer()
@@ -547,9 +542,7 @@ class Models:
         one.cancel_timer()
         one.end_draining()
         await in_daemon(opened.llm.close, lambda _: None, self._threads)
-        text = "Models that were closed, by why."
-        counter = self.serving.metrics.counter("pyllama_spec:model_unloads", text, "reason")
-        counter.labels(one.name, reason).inc()
+        self.serving.metrics.add("pyllama_spec:model_unloads", 1, one.name, reason)
         log.info("%s was closed: %s", one.name, reason)
         self._changed.set()
 
