@@ -279,7 +279,7 @@ def check_page(request: Request, settings: ServerSettings) -> dict[str, str]:
     return {}
 
 
-def preflight_headers(methods: str) -> dict[str, str]:
+def preflight(methods: str) -> dict[str, str]:
     """The answer to a checked preflight request of another origin."""
     return {
         "Access-Control-Allow-Methods": methods,

@@ -104,21 +104,92 @@ class Exchange:
     round are one message here.
     """
 
-    def __init__(self, models: Models, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        models: Models,
+        routes: Mapping[str, Route],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         self.models, self.serving, self._receive, self._send = models, models.serving, receive, send
         self.request = Request(scope, receive)
-        self.path: str = scope["path"]
-        self.method = self.request.method
-        self.info = RequestInfo()
-        self.status = 0
-        self.headers: dict[str, str] = {}
+        self.path, self.method, self._routes = str(scope["path"]), self.request.method, routes
+        self._route = routes.get("GET" if self.method == "HEAD" else self.method)
+        self.info, self._status = RequestInfo(), 0
+        id_headers = REQUEST_ID if self._route is None else self._route.id_headers
+        self._headers: dict[str, str] = dict.fromkeys(id_headers, self.info.id)
         self._given = frozenset[str]()
         self._model = models.only.name if models.only is not None else ""
         self._has_given_up = False
 
+    # ---- the request as a whole
+
+    async def run(self) -> None:
+        """Admits the request, answers it, and reports errors."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.tasks.add(task)
+        try:
+            try:
+                await self._answer()
+            except asyncio.CancelledError:
+                if not self.serving.is_cutting:
+                    raise
+                await self._send_error(stopped())
+            except ClientGone:
+                raise
+            except Exception as error:  # noqa: BLE001 - sent to the client in its form, and logged
+                await self._send_error(error)
+        except ClientGone:
+            self.info.note["left"] = True
+        finally:
+            self.serving.tasks.discard(task)
+            self._log()
+
+    async def _answer(self) -> None:
+        """Raises ApiError for a request that the server must not answer."""
+        serving, route, methods = self.serving, self._route, ", ".join(sorted(self._routes))
+        self._headers |= door.check_page(self.request, serving.settings)
+        if self.method == "OPTIONS" and methods and "origin" in self.request.headers:
+            await self._send_answer(Content(b"", "text/plain", 204, door.preflight(methods)))
+            return
+        if route is None or not route.is_open:
+            door.check_key(self.request, serving.keys, self.info)  # before it says what there is
+        if not methods:
+            raise ApiError(404, f"there is no {self.path:.200}", "unknown_path")
+        if route is None:
+            raise ApiError(
+                405, f"{self.path} takes {methods}", "unknown_method", headers={"Allow": methods}
+            )
+        if serving.is_stopping and not route.is_open:
+            raise stopping()
+        if route.body is None:
+            await self._send_answer(await route.handler(self, None))
+            return
+        body = await self._read(route.body)
+        await self._send_answer(await self._watched(route.handler(self, body)))
+
+    def _log(self) -> None:
+        settings, status, info = self.serving.settings, self._status, self.info
+        if self.path in _CHECKS and not settings.logs_checks and 0 < status < 400:
+            return
+        if not status and "left" in info.note:
+            status = _LEFT
+        note = {"id": info.id}
+        if settings.logs_clients:
+            note["from"] = door.client_address(self.request)
+        note |= info.note
+        # Percent-encoded again: a newline in a path would forge a line.
+        path = quote(self.path[:_MAX_LOGGED], safe="/:@!$&'()*+,;=~", errors="replace")
+        log.info(
+            "%s %s %d %.3f s%s", self.method, path[:_MAX_LOGGED], status,
+            monotonic() - info.arrived_at, "".join(f" {k}={v}" for k, v in note.items()),
+        )  # fmt: skip
+
     # ---- the body, and the model that answers it
 
-    async def read(self, shape: type[_T]) -> _T:
+    async def _read(self, shape: type[_T]) -> _T:
         """Parses the body as a msgspec type."""
         settings = self.serving.settings
         raw = await door.read_body(self.request, settings)
@@ -192,29 +263,19 @@ class Exchange:
 
     # ---- output
 
-    async def send(self, answer: Any) -> None:
+    async def _send_answer(self, answer: Any) -> None:
         """Sends what a handler returned: Events, Content, or an object as JSON."""
         if isinstance(answer, Events):
             await self._send_events(answer)
-        elif isinstance(answer, Content):
-            await self._send_content(answer)
-        else:
-            await self.send_json(answer)
-
-    async def send_json(
-        self, answer: object, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Sends a whole answer as JSON."""
-        await self._send_content(Content(msgspec.json.encode(answer), _JSON, status, headers or {}))
-
-    async def _send_content(self, answer: Content) -> None:
-        more = {**answer.headers, "Content-Length": str(len(answer.raw))}
-        await self._begin(answer.status, answer.kind, more)
-        await self._deliver({"type": "http.response.body", "body": answer.raw})
+            return
+        content = answer if isinstance(answer, Content) else Content(msgspec.json.encode(answer))
+        more = {**content.headers, "Content-Length": str(len(content.raw))}
+        await self._begin(content.status, content.kind, more)
+        await self._deliver({"type": "http.response.body", "body": content.raw})
 
     async def _begin(self, status: int, kind: str, more: Mapping[str, str]) -> None:
-        self.status = status
-        headers = {"Content-Type": kind, **more, **self.headers}
+        self._status = status
+        headers = {"Content-Type": kind, **more, **self._headers}
         raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
         await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -239,13 +300,13 @@ class Exchange:
         if transport is not None:
             transport.abort()
 
-    async def send_error(
-        self, error: BaseException, form: Callable[[ApiError], dict[str, Any]]
-    ) -> None:
+    async def _send_error(self, error: BaseException) -> None:
         """Sends an error in place of an answer that has not started."""
         shown = self._shown(error)
-        if not self.status:
-            await self.send_json(form(shown), shown.status, shown.headers)
+        if not self._status:
+            form = openai_error if self._route is None else self._route.error_form
+            raw = msgspec.json.encode(form(shown))
+            await self._send_answer(Content(raw, _JSON, shown.status, shown.headers))
 
     def _shown(self, error: BaseException) -> ApiError:
         """An error as its client sees it; writes it to the log and the metrics."""
@@ -258,7 +319,6 @@ class Exchange:
         if option := settings.flags.get(shown.option, shown.option):
             self.info.note["option"] = option
         self.serving.metrics.add("pyllama_spec:request_errors", 1, self._model, code)
-        _let_go(error)
         return shown
 
     # ---- while the answer is made
@@ -268,7 +328,7 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def watched(self, work: Awaitable[_T]) -> _T:
+    async def _watched(self, work: Awaitable[_T]) -> _T:
         """The result of a handler, which is cancelled when the client disconnects."""
         task, left = asyncio.ensure_future(work), asyncio.ensure_future(self._left())
         try:
@@ -309,14 +369,17 @@ class Exchange:
                 raise ClientGone
             error = reader.exception()
         except asyncio.CancelledError:
-            if not (self.status and self.serving.is_cutting):
+            if not (self._status and self.serving.is_cutting):
                 raise
             error = stopped()
         finally:
             await _ended(reader, left)
         if error is not None:
-            if not self.status:
-                raise error
+            if not self._status:
+                try:
+                    raise error
+                finally:
+                    del error  # its frames hold the body, and would hold itself
             held += map(_sse, events.failed(self._shown(error)))
         await self._send_part(held)
         await self._deliver({"type": "http.response.body", "body": b""})
@@ -325,7 +388,7 @@ class Exchange:
         """Sends the held events, which are those of a round, as one message."""
         raw = b"".join(held)
         held.clear()
-        if not self.status:
+        if not self._status:
             await self._begin(200, "text/event-stream; charset=utf-8", _STREAM)
         await self._deliver({"type": "http.response.body", "body": raw, "more_body": True})
 
@@ -334,15 +397,6 @@ def _n_prompt(service: Service, body: Any, to_chat: ToChat | None, info: Request
     chat = body if to_chat is None else to_chat(body, service)
     with service.unstarted(chat, info) as handle:
         return handle.status.n_prompt
-
-
-def _let_go(error: BaseException | None) -> None:
-    """Clears the frames of a reported error, which refer to the body and the error.
-
-    The cycle collector runs seldom, as it counts objects and not megabytes.
-    """
-    while error is not None and error.__traceback__ is not None:
-        error.__traceback__, error = None, error.__context__
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
@@ -381,81 +435,13 @@ class App:
         await self._router(scope, receive, send)
 
 
+@dataclass(frozen=True, slots=True)
 class _Endpoint:
     """The routes of a path by method; empty for an unknown path."""
 
-    def __init__(self, models: Models, by_method: dict[str, Route]) -> None:
-        self._models, self._serving, self._by_method = models, models.serving, by_method
-        self._methods = ", ".join(sorted(by_method))
+    models: Models
+    routes: Mapping[str, Route]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI, for a request of HTTP."""
-        exchange = Exchange(self._models, scope, receive, send)
-        route = self._by_method.get("GET" if exchange.method == "HEAD" else exchange.method)
-        form = openai_error if route is None else route.error_form
-        id_headers = REQUEST_ID if route is None else route.id_headers
-        exchange.headers = dict.fromkeys(id_headers, exchange.info.id)
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.tasks.add(task)
-        try:
-            try:
-                await self._answer(exchange, route)
-            except asyncio.CancelledError:
-                if not self._serving.is_cutting:
-                    raise
-                await exchange.send_error(stopped(), form)
-            except ClientGone:
-                raise
-            except Exception as error:  # noqa: BLE001 - sent to the client in its form, and logged
-                await exchange.send_error(error, form)
-        except ClientGone:
-            exchange.info.note["left"] = True
-        finally:
-            self._serving.tasks.discard(task)
-            self._log(exchange)
-
-    async def _answer(self, exchange: Exchange, route: Route | None) -> None:
-        """Raises ApiError for a request that the server must not answer."""
-        request, serving = exchange.request, self._serving
-        exchange.headers |= door.check_page(request, serving.settings)
-        if exchange.method == "OPTIONS" and self._by_method and "origin" in request.headers:
-            headers = door.preflight_headers(self._methods)
-            await exchange.send(Content(b"", "text/plain", 204, headers))
-            return
-        if route is None or not route.is_open:
-            door.check_key(request, serving.keys, exchange.info)  # before it says what there is
-        if not self._by_method:
-            raise ApiError(404, f"there is no {exchange.path:.200}", "unknown_path")
-        if route is None:
-            raise ApiError(
-                405, f"{exchange.path} takes {self._methods}", "unknown_method",
-                headers={"Allow": self._methods},
-            )  # fmt: skip
-        if serving.is_stopping and not route.is_open:
-            raise stopping()
-        if route.body is None:
-            await exchange.send(await route.handler(exchange, None))
-            return
-        body = await exchange.read(route.body)
-        await exchange.send(await exchange.watched(route.handler(exchange, body)))
-
-    def _log(self, exchange: Exchange) -> None:
-        settings, status, info = self._serving.settings, exchange.status, exchange.info
-        if exchange.path in _CHECKS and not settings.logs_checks and 0 < status < 400:
-            return
-        if not status and "left" in info.note:
-            status = _LEFT
-        note = {"id": info.id}
-        if settings.logs_clients:
-            note["from"] = door.client_address(exchange.request)
-        note |= info.note
-        log.info(
-            "%s %s %d %.3f s%s", exchange.method, _logged(exchange.path), status,
-            monotonic() - info.arrived_at, "".join(f" {k}={v}" for k, v in note.items()),
-        )  # fmt: skip
-
-
-def _logged(path: str) -> str:
-    """A path for the log, percent-encoded again: a newline in it would forge a line."""
-    return quote(path[:_MAX_LOGGED], safe="/:@!$&'()*+,;=~", errors="replace")[:_MAX_LOGGED]
+        await Exchange(self.models, self.routes, scope, receive, send).run()
