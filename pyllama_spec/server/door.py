@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import logging
 import re
 import secrets
@@ -31,20 +30,8 @@ from pyllama_spec.speculative.stats import plural
 log = logging.getLogger("pyllama_spec.server")
 _T = TypeVar("_T")
 _PREFLIGHT_S = "600"
-# Headers of the published JavaScript clients, each of which a browser asks for by name.
-_STAINLESS = (
-    "arch", "async", "custom-poll-interval", "helper", "helper-method", "lang", "os",
-    "package-version", "poll-helper", "retry-count", "runtime", "runtime-version", "timeout",
-)  # fmt: skip
-# Headers of an answer that these clients read.
+# Headers of an answer that the published JavaScript clients read.
 _READABLE = "request-id, retry-after, x-request-id, x-should-retry"
-_PAGE_HEADERS = ", ".join((
-    "authorization", "content-type", "user-agent", "idempotency-key", "x-api-key",
-    "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access",
-    "openai-organization", "openai-project", "openai-beta",
-    "x-session-id",
-    *(f"x-stainless-{name}" for name in _STAINLESS),
-))  # fmt: skip
 # In lists and objects of one request: 2,048 messages with many parts each have fewer.
 MAX_VALUES = 100_000
 # Bytes of a body that leaves holes in the C heap, and how long its release waits for others.
@@ -279,11 +266,11 @@ def check_page(request: Request, settings: ServerSettings) -> dict[str, str]:
     return {}
 
 
-def preflight(methods: str) -> dict[str, str]:
-    """The answer to a checked preflight request of another origin."""
+def preflight(request: Request, methods: str) -> dict[str, str]:
+    """The answer to a checked preflight request of another origin, which may send any header."""
     return {
         "Access-Control-Allow-Methods": methods,
-        "Access-Control-Allow-Headers": _PAGE_HEADERS,
+        "Access-Control-Allow-Headers": request.headers.get("access-control-request-headers", "*"),
         "Access-Control-Max-Age": _PREFLIGHT_S,
     }
 
@@ -319,22 +306,6 @@ def _netloc(origin: str) -> str:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
-
-
-def client_address(request: Request) -> str:
-    """The client's address; "-" if unknown.
-
-    Where a proxy on this machine passes it on, that of the proxy's client: the last one in
-    X-Forwarded-For, which the proxy itself has written there.
-    """
-    host = request.client.host if request.client else "-"
-    # A proxy may add a header of its own after the client's.
-    given = request.headers.getlist("x-forwarded-for")
-    last = given[-1].rpartition(",")[2].strip() if given else ""
-    with suppress(ValueError):
-        if last and ipaddress.ip_address(host).is_loopback:
-            return str(ipaddress.ip_address(last.partition("%")[0]))
-    return host
 
 
 # ---- bodies

@@ -152,7 +152,9 @@ class Exchange:
         serving, route, methods = self.serving, self._route, ", ".join(sorted(self._routes))
         self._headers |= door.check_page(self.request, serving.settings)
         if self.method == "OPTIONS" and methods and "origin" in self.request.headers:
-            await self._send_answer(Content(b"", "text/plain", 204, door.preflight(methods)))
+            await self._send_answer(
+                Content(b"", "text/plain", 204, door.preflight(self.request, methods))
+            )
             return
         if route is None or not route.is_open:
             door.check_key(self.request, serving.keys, self.info)  # before it says what there is
@@ -178,7 +180,8 @@ class Exchange:
             status = _LEFT
         note = {"id": info.id}
         if settings.logs_clients:
-            note["from"] = door.client_address(self.request)
+            client = self.request.client
+            note["from"] = quote(client.host[:_MAX_LOGGED], safe=":") if client else "-"
         note |= info.note
         # Percent-encoded again: a newline in a path would forge a line.
         path = quote(self.path[:_MAX_LOGGED], safe="/:@!$&'()*+,;=~", errors="replace")

@@ -191,7 +191,7 @@ async def apply_template(exchange: Exchange, request: ChatRequest) -> Any:
 
 def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
     """The prompt as text. With tools or separate thoughts the engine renders it."""
-    service.chat_keywords(request, info)  # within the bounds
+    service.keywords(request, info)  # within the bounds
     llm, defaults = service.llm, service.settings.chat_defaults
     form = request.reasoning_format or defaults.get("reasoning_format") or "none"
     effort = request.reasoning_effort or defaults.get("reasoning_effort")

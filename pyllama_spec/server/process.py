@@ -167,7 +167,8 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
 
     config = uvicorn.Config(
         app, http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None,
-        access_log=False, proxy_headers=False, server_header=False,
+        access_log=False, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1",
+        server_header=False,
         limit_concurrency=listening.max_connections,
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_graceful_shutdown=int(app.serving.settings.stop_timeout_s) + _LAST_WORDS_S,

@@ -126,35 +126,24 @@ class Service:
 
     # ---- requests of texts
 
-    def chat(self, request: ChatRequest, info: RequestInfo) -> Answer:
-        """Prepares the answer to a chat."""
-        keywords = self.chat_keywords(request, info)
-        self._check_n_texts(1, keywords)
-        return Answer(self, self.llm.acreate_chat_completion, request.messages, keywords, info)
-
-    def complete(self, request: CompletionRequest, info: RequestInfo) -> Answer:
-        """Prepares the completion of a text, or of each of several."""
-        keywords = keywords_of(request, self.settings, self.name, info.caller)
-        most, prompt = self.settings.max_inputs, request.prompt
+    def answer(self, asked: Asked, info: RequestInfo) -> Answer:
+        """Prepares the answer to a chat, or the completion of a text or of each of several."""
+        keywords, note = self.keywords(asked, info), cut_note(asked, self.settings)
+        if isinstance(asked, ChatRequest):
+            self._check_n_texts(1, keywords)
+            create = self.llm.acreate_chat_completion
+            return Answer(self, create, asked.messages, keywords, info, note)
+        most, prompt = self.settings.max_inputs, asked.prompt
         is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
         if is_list and len(prompt) > most:
             raise beyond("prompt", f"has {len(prompt)} entries", most)
         self._check_n_texts(len(prompt) if is_list else 1, keywords)
-        if request.best_of is not None and request.best_of != (request.n or 1):
+        if asked.best_of is not None and asked.best_of != (asked.n or 1):
             raise ApiError(
-                400, f"best_of={request.best_of} differs from n={request.n or 1}: this server "
+                400, f"best_of={asked.best_of} differs from n={asked.n or 1}: this server "
                 "returns every answer; omit best_of", "unsupported", "best_of",
             )  # fmt: skip
-        return Answer(self, self.llm.acreate_completion, prompt, keywords, info)
-
-    def answer(self, asked: Asked, info: RequestInfo) -> Answer:
-        """Prepares the answer to a request."""
-        if isinstance(asked, ChatRequest):
-            answer = self.chat(asked, info)
-        else:
-            answer = self.complete(asked, info)
-        answer.cut_note = cut_note(asked, self.settings)
-        return answer
+        return Answer(self, self.llm.acreate_completion, prompt, keywords, info, note)
 
     def _check_n_texts(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
         """Refuses a request that does not fit even an empty queue, so a retry is useless."""
@@ -168,11 +157,12 @@ class Service:
         most = MAX_CHOICES if waiting is None else min(MAX_CHOICES, at_once + waiting)
         count(n, "n", 1, most)
 
-    def chat_keywords(self, request: ChatRequest, info: RequestInfo) -> dict[str, Any]:
-        """The keywords of a chat within the limits."""
-        self.check_n_messages("messages", request.messages)
-        self._check_roles(request.messages)
-        return keywords_of(request, self.settings, self.name, info.caller)
+    def keywords(self, asked: Asked, info: RequestInfo) -> dict[str, Any]:
+        """The keywords of a call within the limits."""
+        if isinstance(asked, ChatRequest):
+            self.check_n_messages("messages", asked.messages)
+            self._check_roles(asked.messages)
+        return keywords_of(asked, self.settings, self.name, info.caller)
 
     def check_n_messages(self, field: str, messages: object) -> None:
         """Limits the number of messages before anything reads them; ignores other values."""
@@ -201,8 +191,8 @@ class Service:
 
     def unstarted(self, request: ChatRequest, info: RequestInfo) -> Stream:
         """A handle that is never started, for the chat's prompt; takes milliseconds."""
-        keywords = {**self.chat_keywords(request, info), "stream": True}
-        handle: Stream = self.llm.create_chat_completion(request.messages, **keywords)
+        keywords = self.keywords(request, info)
+        handle: Stream = self.llm.create_chat_completion(request.messages, stream=True, **keywords)
         return handle
 
     # ---- requests without generation
@@ -285,10 +275,10 @@ class Answer:
         prompt: Any,
         keywords: dict[str, Any],
         info: RequestInfo,
+        cut_note: str | None,
     ) -> None:
         self._service, self._create, self._prompt = service, create, prompt
-        self._keywords, self._info = keywords, info
-        self.cut_note: str | None = None
+        self._keywords, self._info, self._cut_note = keywords, info, cut_note
         self._handle: Stream | None = None
         self._is_counted = False
 
@@ -367,8 +357,8 @@ class Answer:
         """Adds the fields of an answer or chunk that clients of other servers expect."""
         whole: Response = {**response, "system_fingerprint": self._service.fingerprint}
         notes = [response["note"]] if response.get("note") else []
-        if self.cut_note and any(c["finish_reason"] == "length" for c in response["choices"]):
-            notes.append(self.cut_note)
+        if self._cut_note and any(c["finish_reason"] == "length" for c in response["choices"]):
+            notes.append(self._cut_note)
         for note in notes:
             self._service.log_once(note)
             whole["note"] = "; ".join(notes)

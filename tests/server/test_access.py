@@ -124,14 +124,11 @@ def test_pages_that_are_let_in() -> None:
     page = "https://app.example"
     body = {"prompt": "a", "max_tokens": 1}
     with served(open_tiny(), cors_origins=(page,), api_keys=KEYS) as client:
-        connection, response = client.send("OPTIONS", TEXT, None, {"Origin": page})
+        wanted = {"Origin": page, "Access-Control-Request-Headers": "x-stainless-lang"}
+        connection, response = client.send("OPTIONS", TEXT, None, wanted)
         assert response.status == 204
         assert response.getheader("access-control-allow-origin") == page
-        allowed = response.getheader("access-control-allow-headers", "").split(", ")
-        assert {
-            "authorization", "content-type", "x-api-key", "anthropic-version",
-            "anthropic-dangerous-direct-browser-access", "x-stainless-lang", "openai-project",
-        } <= set(allowed)  # fmt: skip
+        assert response.getheader("access-control-allow-headers") == "x-stainless-lang"
         connection.close()
         assert client.ask("POST", TEXT, body, {"Origin": page})[0] == 401
         client.key = KEYS[0]
@@ -185,7 +182,7 @@ def test_what_nobody_foresaw_stays_inside(
         def broken(*_: Any) -> None:
             raise RuntimeError(SECRET)
 
-        monkeypatch.setattr(client.service, "complete", broken)
+        monkeypatch.setattr(client.service, "answer", broken)
         status, answer = client.post(TEXT, {"prompt": "a"})
         assert (status, answer["error"]["code"]) == (500, "internal_error")
         assert SECRET not in str(answer)
@@ -235,48 +232,25 @@ def test_an_address_that_cannot_be_had(listening: dict[str, Any]) -> None:
             HttpServer(create_app(client.service.llm), Listening(**listening))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"max_body_bytes": 0}, {"max_tokens": -1}, {"ping_s": "a"}, {"max_inputs": 1.5}]
-)
-def test_bounds_that_are_none(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(wrong))):
-        ServerSettings(**wrong)
-
-
 _EXTRA = ("h11", "msgspec", "prometheus_client", "starlette", "uvicorn")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", [_EXTRA, _EXTRA[1:2], _EXTRA[-1:]], ids="-".join)
-def test_without_the_extra_it_is_said_what_to_install(hidden: tuple[str, ...]) -> None:
-    """Each way to start a server names the missing package, whichever of the extra it is."""
+@pytest.mark.parametrize("hidden", [_EXTRA[1], _EXTRA[-1]])
+def test_without_the_extra_it_is_said_what_to_install(hidden: str) -> None:
+    """Each way to start a server names the missing package."""
     program = (
-        "import sys, importlib.abc\n"
-        "class Hidden(importlib.abc.MetaPathFinder):\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.partition('.')[0] in {hidden}:\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Hidden())\n"
-        "import pyllama_spec, pyllama_spec.server, pyllama_spec.cli\n"
-        "import pyllama_spec.llama_cpp.server, pyllama_spec.server.llama_server\n"
-        "from pyllama_spec import UnsupportedError\n"
-        "try:\n"
-        "    pyllama_spec.server.serve\n"
-        "except UnsupportedError as error:\n"
-        "    print(error)\n"
+        "import sys\n"
+        f"sys.modules[{hidden!r}] = None\n"
+        "import pyllama_spec.cli, pyllama_spec.llama_cpp.server, pyllama_spec.server.llama_server\n"
         "print(pyllama_spec.cli.main(['serve', '-m', 'a.gguf']))\n"
         "print(pyllama_spec.llama_cpp.server.main(['--model', 'a.gguf']))\n"
-        "try:\n"
-        "    print(pyllama_spec.server.llama_server.main(['-m', 'a.gguf']))\n"
-        "except SystemExit as error:\n"
-        "    print(error.code)\n"
+        "print(pyllama_spec.server.llama_server.main(['-m', 'a.gguf']))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True
     )
-    said, *codes = done.stdout.splitlines()
-    assert said.startswith("the server needs ") and said.split()[3].rstrip(":") in hidden
-    assert "pip install pyllama-spec[server]" in said
+    codes, told = done.stdout.splitlines(), done.stderr.splitlines()
     assert len(codes) == 3 and "0" not in codes, done.stderr
-    told = done.stderr.splitlines()
-    assert len(told) == 3 and all("pip install pyllama-spec[server]" in line for line in told), told
+    wanted = f"the server needs {hidden}: pip install pyllama-spec[server]"
+    assert len(told) == 3 and all(wanted in line for line in told), told

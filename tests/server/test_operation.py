@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPSConnection
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -300,47 +300,21 @@ def counts_of(line: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def test_a_line_of_a_time_that_is_over_has_its_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    with logged(caplog) as (client, _):
-        connection, response = client.send("POST", TEXT, {**ENDLESS, "timeout": 0.5})
-        assert response.status == 504
-        # OpenAI's package would have it computed three times.
-        assert response.getheader("x-should-retry") == "false"
-        connection.close()
-        line = line_of(caplog, TEXT)
-        assert " error=timeout" in line
-        counts_of(line)
-
-
 @pytest.mark.parametrize("logs_clients", [True, False])
 def test_addresses_are_logged_where_they_are_asked_for(
     logs_clients: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The one that a proxy on this machine has written last; a text of a client's is quoted."""
     with logged(caplog, logs_clients=logs_clients) as (client, _):
         for told, shown in (
             (None, "127.0.0.1"), ("203.0.113.9", "203.0.113.9"),
-            ("10.0.0.1, 2001:DB8::1", "2001:db8::1"), ("a client's own text", "127.0.0.1"),
-            ("203.0.113.9, x", "127.0.0.1"), ("", "127.0.0.1"), ("fe80::1%a b", "fe80::1"),
+            ("10.0.0.1, 2001:db8::1", "2001:db8::1"), ("own text", "own%20text"),
         ):  # fmt: skip
             caplog.clear()
             client.get("/v1/models", **({} if told is None else {"X-Forwarded-For": told}))
             line = line_of(caplog, "/v1/models")
             assert (f" from={shown}" in line) == logs_clients
             assert logs_clients or shown not in line
-            assert "own text" not in line
-
-
-def test_of_several_headers_the_proxys_own_counts(caplog: pytest.LogCaptureFixture) -> None:
-    """A proxy such as HAProxy may add its header after the client's."""
-    with logged(caplog, logs_clients=True) as (client, _):
-        connection = HTTPConnection(client.host, client.port, timeout=PATIENCE_S)
-        connection.putrequest("GET", "/v1/models")
-        for told in ("198.51.100.7", "203.0.113.9"):
-            connection.putheader("X-Forwarded-For", told)
-        connection.endheaders()
-        assert connection.getresponse().read()
-        connection.close()
-        assert " from=203.0.113.9" in line_of(caplog, "/v1/models")
 
 
 @pytest.mark.parametrize("logs_checks", [True, False])
