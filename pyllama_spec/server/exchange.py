@@ -256,13 +256,13 @@ class Exchange:
     async def _answering(self, body: Any, to_chat: ToChat | None) -> AsyncGenerator[Answer, None]:
         async with self.model(body.model) as service:
             if to_chat is not None:  # a template says what it knows of thoughts in a moment
-                body = await service.in_thread(to_chat, body, service)
+                body = await asyncio.to_thread(to_chat, body, service)
             yield service.answer(body, self.info)
 
     async def count_tokens(self, body: Any, to_chat: ToChat | None = None) -> int:
         """The number of tokens of a chat's prompt, without computing them; see generate()."""
         async with self.model(body.model) as service:
-            return await service.in_thread(_n_prompt, service, body, to_chat, self.info)
+            return await asyncio.to_thread(_n_prompt, service, body, to_chat, self.info)
 
     # ---- output
 

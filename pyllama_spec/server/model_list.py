@@ -17,7 +17,7 @@ from pyllama_spec.chat.prompts import template_variables
 from pyllama_spec.chat.tools import REASONING
 from pyllama_spec.drafters import needs_file
 from pyllama_spec.engine.checks import count, meant, one_of, real
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, Face, PyllamaSpecError, UnsupportedError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.loading import check_options
@@ -143,6 +143,7 @@ class _Own(Struct, kw_only=True, forbid_unknown_fields=True):
 _OPTIONS = options_of(OpenOptions)
 _KEYS = (*_Own.__struct_fields__, *(name for name, one in _OPTIONS.items() if one.in_files))
 
+_TOML = Face(words={"True": "true", "False": "false"})
 _UNKNOWN_AT_TOP = re.compile(r"Object contains unknown field `([^`]+)`")
 
 
@@ -177,7 +178,10 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
                 raise ArgumentError(
                     name, problem="belongs to one model: it cannot be in [defaults]"
                 )
-        specs = [_with_defaults(name, listed, file.parent) for name in listed.models]
+        specs = []
+        for name, table in listed.models.items():
+            with _errors_of(f"models.{name}"):
+                specs.append(_spec(name, {**listed.defaults, **table}, file.parent))
         memory, most = listed.memory_mib, listed.max_loaded
         return ModelList(
             specs=tuple(specs),
@@ -217,21 +221,8 @@ def _errors_of(place: str) -> Iterator[None]:
     try:
         yield
     except PyllamaSpecError as error:
-        # TOML writes true and false.
-        text = re.sub(r"(?<!['\"])\b(True|False)\b", lambda word: word[0].lower(), str(error))
         kind = UnsupportedError if isinstance(error, UnsupportedError) else ArgumentError
-        raise kind(problem=f"{place}: {text}") from None
-
-
-def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:
-    """The model of a table and [defaults]; an error that [defaults] has alone names it."""
-    try:
-        with _errors_of(f"models.{name}"):
-            return _spec(name, {**listed.defaults, **listed.models[name]}, folder)
-    except ArgumentError:
-        with _errors_of("defaults"):
-            _spec(name, {"model_path": name, **listed.defaults}, folder)
-        raise
+        raise kind(problem=f"{place}: {error.rendered(_TOML)}") from None
 
 
 def _spec(name: str, table: Mapping[str, Any], folder: Path) -> ModelSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +84,7 @@ async def embeddings(exchange: Exchange, request: EmbeddingRequest) -> Any:
     async with exchange.model(request.model, needs_base=True) as service:
         _check_embedding(request, texts, service)
         async with service.beside() as check:
-            vectors, n_tokens = await service.in_thread(_vectors, service.llm, texts, check)
+            vectors, n_tokens = await asyncio.to_thread(_vectors, service.llm, texts, check)
     exchange.info.note["prompt_tokens"] = n_tokens
     return {
         "object": "list",
@@ -155,9 +156,9 @@ async def rerank(exchange: Exchange, request: RerankRequest) -> Any:
             raise beyond("documents", f"has {len(documents)} entries", most)
         llm, query = service.llm, request.query
         async with service.beside() as check:
-            scores = await service.in_thread(_scores, llm, query, documents, check)
+            scores = await asyncio.to_thread(_scores, llm, query, documents, check)
         is_counted = request.documents is not None
-        n_tokens = await service.in_thread(_n_tokens, llm, query, documents) if is_counted else 0
+        n_tokens = await asyncio.to_thread(_n_tokens, llm, query, documents) if is_counted else 0
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     if request.top_n is not None:
         order = order[: max(request.top_n, 0)]

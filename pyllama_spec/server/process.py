@@ -120,7 +120,8 @@ def serve(
     with warnings.catch_warnings():
         # The library's warnings may quote a client's schema or chat.
         warnings.simplefilter("ignore")
-        return server.run()
+        server.run()
+    return server.ended
 
 
 def limit_arenas() -> bool:
@@ -135,30 +136,6 @@ def limit_arenas() -> bool:
     with suppress(AttributeError, OSError, TypeError):
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _N_ARENAS))
     return False
-
-
-class HttpServer:
-    """An application with its listening socket; run() serves it in any thread."""
-
-    def __init__(
-        self, app: App, listening: Listening, on_start: Callable[[str], None] = log.info
-    ) -> None:
-        self._server = _Server(app, listening, on_start)
-        self._socket = _bound(listening)
-
-    def run(self) -> tuple[int, int]:
-        """Serves until stop(), or in the main thread until a signal; see serve()."""
-        with self._socket:
-            asyncio.run(self._server.serve([self._socket]))
-        return self._server.ended
-
-    def stop(self) -> None:
-        """Stops the server, from any thread, without waiting."""
-        self._server.should_exit = True
-
-    def read_again(self) -> None:
-        """Rereads the keys and the certificate, from any thread, as SIGHUP does."""
-        self._server.read_again()
 
 
 def _config(app: App, listening: Listening) -> uvicorn.Config:
@@ -207,19 +184,34 @@ def _bound(listening: Listening) -> socket.socket:
     return sock
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server with the shutdown of serve()."""
+class HttpServer(uvicorn.Server):
+    """An application with its listening socket; run() serves it in any thread.
 
-    def __init__(self, app: App, listening: Listening, on_start: Callable[[str], None]) -> None:
+    `ended`: the number of requests that ran at the end, and how many of them were cut.
+    """
+
+    def __init__(
+        self, app: App, listening: Listening, on_start: Callable[[str], None] = log.info
+    ) -> None:
         super().__init__(_config(app, listening))
         self._app, self._listening, self._on_start = app, listening, on_start
         self.ended, self._ends_with_terminal = (0, 0), False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket = _bound(listening)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until stop(), or in the main thread until a signal; see serve()."""
+        with self._socket:
+            asyncio.run(self.serve([self._socket]))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves in the running loop, which also runs read_again()."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    def stop(self) -> None:
+        """Stops the server, from any thread, without waiting."""
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -249,7 +241,7 @@ class _Server(uvicorn.Server):
             self.read_again()
 
     def read_again(self) -> None:
-        """Rereads the keys and the certificate; callable from any thread and signal handler."""
+        """Rereads keys and certificate, from any thread or signal handler, as SIGHUP does."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._read_again)

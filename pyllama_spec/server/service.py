@@ -197,10 +197,6 @@ class Service:
 
     # ---- requests without generation
 
-    async def in_thread(self, call: Callable[..., _T], *given: Any, **more: Any) -> _T:
-        """Runs a call of some milliseconds, such as rendering a template, in a thread."""
-        return await asyncio.to_thread(call, *given, **more)
-
     @asynccontextmanager
     async def beside(self) -> AsyncGenerator[Callable[[], None], None]:
         """Admits one request for embeddings or scores at a time; yields its check for a thread."""

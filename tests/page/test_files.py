@@ -79,16 +79,6 @@ def test_a_file_is_served_as_it_lies_there(app: App, name: str) -> None:
     assert policy["require-trusted-types-for"] == "'script'"
 
 
-def test_a_browser_that_has_a_file_is_not_sent_it_again(app: App) -> None:
-    _, headers, _ = asked(app, "/page/page.js")
-    assert headers["cache-control"] == "no-cache"
-    for known in (headers["etag"], f'"other", {headers["etag"]}', f"W/{headers['etag']}"):
-        status, again, body = asked(app, "/page/page.js", if_none_match=known)
-        assert (status, body, again["etag"]) == (304, b"", headers["etag"])
-    assert asked(app, "/page/page.js", if_none_match='"other"')[0] == 200
-    assert len({asked(app, path_of(name))[1]["etag"] for name in FILES}) == len(FILES)
-
-
 @pytest.mark.parametrize(
     "path",
     ["/page", "/page/", "/page/index.html", "/page/../settings.py", "/page/%2e%2e/app.py",
