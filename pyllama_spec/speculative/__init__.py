@@ -29,7 +29,7 @@ from pyllama_spec.speculative.sequence import (
     SequenceState,
     Step,
 )
-from pyllama_spec.speculative.stats import RoundCounts, SpeculationStats, Timing
+from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 __all__ = [
     "Adapters",
@@ -42,7 +42,6 @@ __all__ = [
     "ProfitController",
     "RejectionSampling",
     "Round",
-    "RoundCounts",
     "RowObserver",
     "SavedSequence",
     "Scheduler",

@@ -4,21 +4,22 @@ from pyllama_spec.speculative.controller.base import (
     Controller,
     ControllerLimits,
     DraftDecision,
-    DraftGain,
     FixedLength,
     Off,
     Span,
     Spent,
 )
-from pyllama_spec.speculative.controller.choice import ControllerChoice, make_controller
-from pyllama_spec.speculative.controller.profit import ProfitController
+from pyllama_spec.speculative.controller.profit import (
+    ControllerChoice,
+    ProfitController,
+    make_controller,
+)
 
 __all__ = [
     "Controller",
     "ControllerChoice",
     "ControllerLimits",
     "DraftDecision",
-    "DraftGain",
     "FixedLength",
     "Off",
     "ProfitController",
