@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
-from pyllama_spec.errors import ArgumentError, warn
+from pyllama_spec.errors import ArgumentError, ContextFullError, warn
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.requests.run import GenerationRecord, Run
 from pyllama_spec.speculative import Adapters, SequenceState
@@ -125,17 +125,30 @@ LlamaCache = LlamaRAMCache
 
 
 def cached(
-    opened: OpenModel, cache: BaseLlamaCache, runs: Sequence[Run]
+    opened: OpenModel,
+    cache: BaseLlamaCache,
+    runs: Sequence[Run],
+    load: Callable[[LlamaState], None] | None,
 ) -> Callable[[Sequence[GenerationRecord]], None]:
-    """Has a cache's state restored before the runs of one prompt.
+    """Has a cache's state restored before the runs of one prompt; by `load`, if that is given.
 
     Returns:
         The function that gives the cache the states of the runs, by their records.
     """
     kept: dict[int, LlamaState] = {}
     state: LlamaState | None = None
+    prompt = runs[0].request.prompt
     with suppress(KeyError), _LOCK:
-        state = cache[StateKey(runs[0].request.prompt, opened.owner)]
+        state = cache[StateKey(prompt, opened.owner)]
+    if state is not None and state.owner != opened.owner:
+        state = None  # of a cache of the user's own
+    if state is not None and load is not None:
+        with opened.runner.visit() as sequence:
+            is_worth = _holds_more(state, sequence, prompt)
+        if is_worth:
+            with suppress(ContextFullError):  # as without a cache: the prompt is read
+                load(state)
+        state = None
 
     def keep(i: int, sequence: SequenceState) -> None:
         kept[i] = opened.state_of(sequence)
@@ -147,12 +160,17 @@ def cached(
                     cache[[*record.prompt_tokens, *record.tokens]] = kept.pop(i)
 
     for i, run in enumerate(runs):
-        # A cache of the user's own may give the state of another model.
-        if state is not None and state.owner == opened.owner:
+        if state is not None:
             # The adapters of the state and of the request, whatever is set meanwhile.
-            run.before = partial(_restore, opened, state, run.request.prompt, run.request.adapters)
+            run.before = partial(_restore, opened, state, prompt, run.request.adapters)
         run.after = partial(keep, i)
     return store
+
+
+def _holds_more(state: LlamaState, sequence: SequenceState, prompt: Sequence[int]) -> bool:
+    """Whether a state holds more of a prompt than a sequence."""
+    n_held = n_common(sequence.tokens[: sequence.n_decoded], prompt)
+    return n_common(state.tokens[: state.n_decoded], prompt) > n_held
 
 
 def _restore(
@@ -162,9 +180,7 @@ def _restore(
     adapters: Adapters,
     sequence: SequenceState,
 ) -> None:
-    """Restores a state that holds more of a prompt than a sequence does."""
-    n_held = n_common(sequence.tokens[: sequence.n_decoded], prompt)
-    if n_common(state.tokens[: state.n_decoded], prompt) > n_held:
+    if _holds_more(state, sequence, prompt):
         with suppress(ArgumentError):  # damaged, or too long for this context: it is read
             opened.restore(sequence, state, adapters)
 
