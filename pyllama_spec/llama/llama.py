@@ -74,6 +74,7 @@ from pyllama_spec.llama.open_model import (
     why_not_generating,
 )
 from pyllama_spec.llama.open_options import (
+    SPLIT_MODES,
     ChatHandler,
     OpenOptions,
     context_numbers,
@@ -408,6 +409,13 @@ class Llama(Closeable):
     def context_params(self) -> SimpleNamespace:
         """A copy of the context's parameters, as the engine's numbers."""
         return context_numbers(self.model, self._params, self._values)
+
+    @property
+    def model_params(self) -> SimpleNamespace:
+        """A copy of the model's parameters, as the engine's numbers."""
+        names = ("n_gpu_layers", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock")
+        values = {name: self._values[name] for name in names}
+        return SimpleNamespace(**values, split_mode=SPLIT_MODES.index(self._values["split_mode"]))
 
     def pooling_type(self) -> int:
         """The engine's number of the pooling type: 0 none, 1 mean ..."""
