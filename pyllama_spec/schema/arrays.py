@@ -9,7 +9,7 @@ from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, listed_
 from pyllama_spec.schema.formulas import Contains, Count, Fits, ItemAt, Items, Unique
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
 from pyllama_spec.schema.limits import TooLargeError, cannot
-from pyllama_spec.schema.texts import SPACE
+from pyllama_spec.schema.texts import SPACE, Texts
 
 _MAX_PLACES = 2000
 _MAX_LISTED = 300
@@ -19,9 +19,10 @@ class Arrays:
     """Makes the grammar rules of arrays."""
 
     def __init__(
-        self, expansion: Expansion, grammar: Grammar, rule_of: Callable[[Node], str]
+        self, expansion: Expansion, grammar: Grammar, texts: Texts, rule_of: Callable[[Node], str]
     ) -> None:
-        self._expansion, self._grammar, self._rule_of = expansion, grammar, rule_of
+        self._expansion, self._grammar, self._texts = expansion, grammar, texts
+        self._rule_of = rule_of
 
     def alternatives(self, case: Case) -> list[Alternative]:
         """The rules of a case's arrays."""
@@ -162,7 +163,7 @@ class Arrays:
                 ways: list[list[Item]] = [[Rule(later[n])]]
                 if n < most or not counts:
                     taken = Rule(later[min(n + 1, top)])
-                    ways.append([*self._start(n), Literal(value), taken])
+                    ways.append([*self._start(n), Literal(self._texts.written(value)), taken])
                 now.append(grammar.add("items", ways))
             later = now
         return later[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
@@ -52,10 +51,8 @@ class Objects:
                 if name in needed:
                     return []
                 continue
-            pair: list[Item] = [
-                Literal(json.dumps(name, ensure_ascii=False)), SPACE, Literal(":"), SPACE,
-                Rule(self._rule_of(self._expansion.property_node(case, name))),
-            ]  # fmt: skip
+            value = Rule(self._rule_of(self._expansion.property_node(case, name)))
+            pair: list[Item] = [*self._texts.name(name), value]
             properties.append(_Property(name, self._grammar.add("pair", [pair]), name in needed))
         if others is not None and low > len(properties) + 1:
             keyword = those(case, Size)[0]
@@ -144,10 +141,10 @@ class Objects:
             if not here and patterns and not (is_open or is_short):
                 continue
             key = meet([*usual, *(lang if lang in here else negated(lang) for lang in patterns)])
-            name = self._texts.string(key)
+            name = self._texts.names(key)
             if name is not None:
                 value = Rule(self._rule_of(self._value_node(conditions, here)))
-                pairs.append([Rule(name), SPACE, Literal(":"), SPACE, value])
+                pairs.append([*name, value])
         return self._grammar.add("pair", pairs) if pairs else None
 
     def _value_node(self, conditions: list[Properties], here: set[Lang]) -> Node:

@@ -150,13 +150,10 @@ def test_a_tool_has_the_rules_of_its_schema(family: str) -> None:
         Sampler(model, SamplerParams(grammar=rules)).close()
         own = [line.partition(" ::= ")[0] for line in rules.splitlines()]
         roots = [one for one in own if re.match(r"s[0-9a-f]{12}-(root|property-)", one)]
-        if not roots:
-            # Arguments as values of Python: the engine has rules of its own for them.
-            assert family.startswith("LFM2")
-            return
-        prefix = roots[0].partition("-")[0]
-        walked = "\n".join(line for line in rules.splitlines() if line.startswith(prefix))
+        assert roots
         for root in roots:
+            prefix = root.partition("-")[0]
+            walked = "\n".join(line for line in rules.splitlines() if line.startswith(prefix))
             walk = GrammarWalk(f"root ::= {root}\n{walked}")
             if root.endswith("-root"):
                 assert walk.takes('{"n": 4.5, "list": ["a\\"b"], "": {"x": 10}}')
