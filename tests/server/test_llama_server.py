@@ -119,22 +119,6 @@ def test_a_line_that_is_refused(line: str, named: str) -> None:
         llama_server.plan(line.split(), {})
 
 
-@pytest.mark.parametrize("flag", ["-ts", "-j", "--chat-template-kwargs", "--logit-bias", "-a"])
-def test_json_that_is_nested_too_deeply(flag: str) -> None:
-    with pytest.raises(ArgumentError, match=flag):
-        llama_server.plan(["-m", "t.gguf", flag, "[" * 60_000], {})
-
-
-@pytest.mark.parametrize("variable, value", [
-    ("TOP_P", "5"), ("REASONING_EFFORT", "foo"), ("CHAT_TEMPLATE_KWARGS", "[1]"),
-    ("SSE_PING_INTERVAL", "0"), ("KV_UNIFIED", "perhaps"),
-])  # fmt: skip
-def test_a_variable_whose_value_is_refused_is_named(variable: str, value: str) -> None:
-    name = f"LLAMA_ARG_{variable}"
-    with pytest.raises(ArgumentError, match=name):
-        llama_server.plan(["-m", "t.gguf"], {name: value})
-
-
 def test_all_that_is_wrong_is_said_at_once() -> None:
     """Values of an unknown flag are left out, and -1 is one."""
     with pytest.raises(ArgumentError) as caught:
