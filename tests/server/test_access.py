@@ -62,7 +62,7 @@ def test_keys_come_from_a_file_and_the_environment(
     assert keys_of(path) == KEYS
     assert keys_of(None) == ()
     monkeypatch.setenv(KEY_VARIABLE, "third-key")
-    assert keys_of(path) == (*KEYS, "third-key")
+    assert keys_of(path) == (*KEYS, "third-key # environment")
     path.write_text("# nothing\n")
     for wrong in (path, tmp_path / "missing"):
         with pytest.raises(ArgumentError):
