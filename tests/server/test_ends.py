@@ -174,31 +174,6 @@ def test_the_end_of_the_server_cuts_what_does_not_end() -> None:
         assert whole[0][1]["error"]["code"] == "stopping"
 
 
-@pytest.mark.parametrize("path", ["/ready", "/v1/models", TEXT])
-def test_who_comes_at_the_end_is_told_to_come_again(path: str) -> None:
-    """So is a client whose answer is cut, after the time in the server's settings."""
-    answers: dict[str, tuple[int, str | None]] = {}
-    with served(opened(n_parallel=1), stop_timeout_s=PATIENCE_S, retry_after_s=7) as client:
-        kept = client.connect()
-        kept.request("GET", "/ready")
-        assert kept.getresponse().read()
-        with Endless(client):
-            cut = client.connect()
-            cut.request("POST", TEXT, json.dumps(ENDLESS))
-            until(lambda: "queued" in stages(client))
-            client.serving.is_stopping = True  # as it says first, of one that was connected before
-            kept.request("POST" if path == TEXT else "GET", path, b"{}" if path == TEXT else None)
-            for name, connection in (("late", kept), ("cut", cut)):
-                if name == "cut":
-                    client.server.stop()
-                    client.serving.cut_now()
-                response = connection.getresponse()
-                answers[name] = response.status, response.getheader("retry-after")
-                assert json.loads(response.read())["error"]["code"] == "stopping"
-                connection.close()
-    assert answers == {"late": (503, "7"), "cut": (503, "7")}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stop_timeout_s", "is_repeated"),
