@@ -333,8 +333,7 @@ class Context(Owner):
     def settings(self, adapters: Sequence[tuple[Adapter, float]] | None = None) -> Settings:
         """The settings, beside the model, that the context's memory depends on."""
         if self._settings is None:
-            flash_attn = _flash_attn(self.model, self.params)
-            self._settings = settings_of(self.model, self.params, self.n_ctx_seq, flash_attn)
+            self._settings = _settings_of(self.model, self.params, self.n_ctx_seq)
         key = adapters_key(self._adapters if adapters is None else adapters)
         return (*self._settings, ("adapters", repr(key)))
 
@@ -544,10 +543,11 @@ class Context(Owner):
 
 def _flash_attn(model: Model, params: ContextParams) -> int:
     """The engine's number for ContextParams.flash_attn: -1 automatic, 0 off, 1 on."""
+    if params.type_v not in UNPACKED:  # a quantised V cache exists only with it
+        return 1
     if params.flash_attn is not None:
         return int(params.flash_attn)
-    needs_it = params.type_v not in UNPACKED  # a quantised V cache exists only with
-    return -1 if model.is_on_gpu or needs_it else 0
+    return -1 if model.is_on_gpu else 0
 
 
 def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) -> int:
@@ -628,25 +628,18 @@ def adapters_key(adapters: Sequence[tuple[Adapter, float]]) -> tuple[tuple[str, 
     return tuple((adapter.identity, float(scale)) for adapter, scale in adapters if scale != 0.0)
 
 
-def settings_of(model: Model, params: ContextParams, n_ctx_seq: int, flash_attn: int) -> Settings:
+def _settings_of(model: Model, params: ContextParams, n_ctx_seq: int) -> Settings:
     """The settings, beside model and adapters, that the memory of a context depends on."""
     values: dict[str, Any] = {name: getattr(params, name) for name in _SETTINGS}
-    # A quantised V cache exists only with it, whether it was asked for or not.
-    needs_it = params.type_v not in ("f32", "f16", "bf16")
-    values["flash_attn"] = {-1: True if needs_it else None, 0: False}.get(flash_attn, True)
+    values["flash_attn"] = {-1: None, 0: False, 1: True}[_flash_attn(model, params)]
     # Some models rotate positions differently in contexts that are longer than those of their
     # training.
-    padded = -(-n_ctx_seq // _CONTEXT_STEP) * _CONTEXT_STEP
-    is_long = padded > _n_ctx_original(model, params)
-    values["n_ctx"] = f"{'beyond' if is_long else 'within'} the length of training"
-    return tuple((name, repr(value)) for name, value in values.items())
-
-
-def _n_ctx_original(model: Model, params: ContextParams) -> int:
-    info = model.info
+    info, n_trained = model.info, params.yarn_orig_ctx
     named = model.metadata.get(f"{info.arch}.rope.scaling.original_context_length", "")
-    own = int(named) if named.isdigit() else info.n_ctx_train
-    return params.yarn_orig_ctx or own
+    n_trained = n_trained or (int(named) if named.isdigit() else info.n_ctx_train)
+    padded = -(-n_ctx_seq // _CONTEXT_STEP) * _CONTEXT_STEP
+    values["n_ctx"] = f"{'beyond' if padded > n_trained else 'within'} the length of training"
+    return tuple((name, repr(value)) for name, value in values.items())
 
 
 def first_difference(theirs: Settings, ours: Settings) -> str | None:

@@ -172,16 +172,9 @@ class RejectionSampling:
         out: list[int],
         observe: RowObserver | None = None,
     ) -> None:
-        """Accepts a drawn draft, as sample_and_match() does a chosen one.
+        """Accepts a drawn draft, as sample_and_match() does a chosen one, with its arguments.
 
-        Args:
-            target: the context whose last batch holds the rows.
-            row: the row of the pending token; row + 1 + i is that of draft[i].
-            draft: the verified tokens.
-            distributions: [len(draft) or more] the distribution that each token was drawn from.
-            out: takes the accepted tokens and one of the target's own, or the accepted ones up to
-                the first that ends the generation.
-            observe: called with each row and its token.
+        distributions: [len(draft) or more] the distribution that each token was drawn from.
         """
         is_eog, draws = target.model.vocab.is_eog, self.draws
         for i in range(len(draft) + 1):

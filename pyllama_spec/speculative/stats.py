@@ -14,19 +14,12 @@ SOURCES = ("model", "copy", "prediction", "memory", "grammar")
 
 @dataclass(slots=True)
 class SourceCounts:
-    """The counts of one source.
+    """The counts of one source."""
 
-    Attributes:
-        rounds: the number of rounds with a draft of this source; a round has at most one draft.
-        proposed: the number of tokens of these drafts.
-        drafted: the number of those tokens that the target verified.
-        accepted: the number of those that equal the target's own choice.
-    """
-
-    rounds: int = 0
-    proposed: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    rounds: int = 0  # with a draft of this source; a round has at most one draft
+    proposed: int = 0  # tokens of these drafts
+    drafted: int = 0  # of those, verified by the target
+    accepted: int = 0  # of those, equal to the target's own choice
 
     def add(self, other: SourceCounts) -> None:
         """Adds the counts of another request."""
@@ -55,13 +48,6 @@ def source_of(span: Span) -> str:
     if not span.draft.match_length:
         return "model"
     return "memory" if span.draft.is_remembered else "copy"
-
-
-def add_sources(sums: dict[str, SourceCounts], more: Mapping[str, SourceCounts]) -> None:
-    """Adds the counts of another request, which another thread may still update."""
-    for name in SOURCES:  # not items(): a source may be added meanwhile
-        if name in more:
-            sums.setdefault(name, SourceCounts()).add(more[name])
 
 
 def sources_as_dict(by_source: Mapping[str, SourceCounts]) -> dict[str, dict[str, int | float]]:
@@ -109,8 +95,7 @@ class SpeculationStats:
         by_source: the same counts for each of SOURCES that proposed something.
         reason_off: why the drafter was disabled in the last round; None if it was not. A text that
             it made faster may end so: `state` says what counts.
-        reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
-        has_failed: whether it is off because it failed.
+        reason_off_error: what the drafter raised, with its traceback; None if it did not fail.
         acceptance: how drafts of the drafter are accepted: "exact"; "noise" where the target draws
             by shared noise; or "distribution" where the drafter draws its tokens and rejection
             sampling accepts them. Copies and forced text are always accepted exactly.
@@ -138,7 +123,6 @@ class SpeculationStats:
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
     reason_off: str | None = None
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
-    has_failed: bool = False
     acceptance: str = "exact"
     why_exact: str | None = None
     why_not_asked: str = ""
@@ -185,11 +169,11 @@ class SpeculationStats:
             self.off_since = self.rounds
         self.reason_off = reason
 
-    def note_failure(self, reason: str, error: Exception | None) -> None:
+    def note_failure(self, reason: str, error: Exception) -> None:
         """Records that the drafter failed and is disabled until the next prompt."""
-        if not self.has_failed:
+        if self.reason_off_error is None:
             self.off_since = self.rounds
-        self.has_failed, self.reason_off, self.reason_off_error = True, reason, error
+        self.reason_off, self.reason_off_error = reason, error
 
     @property
     def state(self) -> str:
@@ -213,7 +197,7 @@ class SpeculationStats:
             and was_off
             and (not self.drafted or 2 * self.accepted < self.rounds_off)
         )
-        if self.has_failed or is_off:
+        if self.reason_off_error is not None or is_off:
             return "disabled"
         return "used" if self.drafted else "idle"
 
@@ -250,14 +234,15 @@ class SpeculationStats:
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
         self.off_since = other.off_since if self.drafter == "none" else None
-        self.has_failed = self.has_failed or other.has_failed
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.drafter, self.note = other.drafter, other.note
         self.acceptance, self.why_exact = other.acceptance, other.why_exact
         self.why_not_asked = self.why_not_asked or other.why_not_asked
         self.controller = other.controller
-        add_sources(self.by_source, other.by_source)
+        for name in SOURCES:  # not items(): another thread may add a source meanwhile
+            if name in other.by_source:
+                self.by_source.setdefault(name, SourceCounts()).add(other.by_source[name])
         for i, n in enumerate(other.accepted_histogram):
             _count_in(self.accepted_histogram, i, n)
         for i, n in enumerate(other.verified_histogram):
