@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableSet, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -373,6 +374,7 @@ class Models:
             await self._close(one, "failure")
             if one.is_given_up:
                 return None
+        WATCH.set(self._watch)
         turn_ends = monotonic() + self._listed.turn_s
         while await self._make_room(one, turn_ends):
             try:
@@ -394,7 +396,6 @@ class Models:
 
     def open(self, spec: ModelSpec) -> Opened:
         """Loads a model in a thread that does not delay exit."""
-        WATCH.set(self._watch)
         llm = Llama(**spec.keywords)
         with closed_on_failure(llm):
             opened = Opened(llm, options_of(spec.keywords).store_bytes())
@@ -425,12 +426,9 @@ class Models:
             return None
         if one.failure is None:
             log.warning("%s failed and is being reopened", one.name)
-        await in_daemon(partial(self._reopen, one.opened.llm), lambda _: None, self._threads)
-        return one.opened
-
-    def _reopen(self, llm: Llama) -> None:
         WATCH.set(self._watch)
-        llm.reopen()
+        await in_daemon(one.opened.llm.reopen, lambda _: None, self._threads)
+        return one.opened
 
     async def _last_users(self, one: ServedModel) -> None:
         """Waits until no request uses a failed model; bounded, as a client may not read."""
@@ -631,7 +629,8 @@ async def in_daemon(
         if done.exception() is None:
             drop(done.result())
 
-    thread = threading.Thread(target=run, name="pyllama_spec-load", daemon=True)
+    run_here = copy_context().run
+    thread = threading.Thread(target=run_here, args=(run,), name="pyllama_spec-load", daemon=True)
     threads.add(thread)
     thread.start()
     try:

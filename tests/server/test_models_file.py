@@ -105,8 +105,7 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
 @pytest.mark.parametrize("text", [
     "", "models = 1", "[models.a", '[models.a]\nn_ctx = 1', A + "n_ctc = 4", A + "n_ctx = 'many'",
     A + "keep_alive_s = -1", A + "aliases = 'b'", A + "lora_path = 7", A + "draft_memory = 7",
-    A + 'aliases = ["b\\n2026 POST id=1"]',
-    A + 'adapters = {"b\\u001b[31m" = {path = "x"}}', A + "aliases = ['a']",
+    A + "aliases = ['a']",
     A + "adapters = {b = {scale = 1}}", A + "requests = {temperatur = 1}",
     A + "requests = {temperature = 'hot'}", A + "requests = {reasoning_effort = 7}",
     A + "requests = {reasoning_format = 'x'}", A + "requests = {chat_template_kwargs = [1]}",
@@ -116,11 +115,6 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
 def test_what_a_file_cannot_say(text: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"models\.toml: "):
         read_models(written(tmp_path, text))
-
-
-def test_values_that_are_nested_too_deeply(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"models\.toml: "):
-        read_models(written(tmp_path, A + "n_ctx = " + "[" * 60_000))
 
 
 def test_a_template_that_cannot_be_compiled(tmp_path: Path) -> None:
@@ -136,6 +130,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     broken.write_bytes(b"\xff")
     with pytest.raises(ArgumentError, match="not UTF-8"):
         read_models(broken)
+    with pytest.raises(ArgumentError, match=r"models\.toml: "):
+        read_models(written(tmp_path, A + "n_ctx = " + "[" * 60_000))
 
 
 def test_a_list_in_a_program() -> None:
