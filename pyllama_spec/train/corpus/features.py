@@ -244,14 +244,13 @@ def store_features(
     n_shards: int,
     store: FeatureStore,
     make_live: Callable[[], LiveFeatures],
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Computes the missing features of shards, as far as the store's limit allows."""
     missing = [i for i in range(n_shards) if not store.has(i, texts.sha256(i))]
-    total = sum(texts.n_tokens(shard) for shard in missing)
+    total, done = sum(texts.n_tokens(shard) for shard in missing), 0
     if not total:
         return
-    done = 0
     with closing(make_live()) as live, interruptions() as interrupted:
         for shard in missing:
             if not store.has_room(texts.n_tokens(shard)):
@@ -260,8 +259,7 @@ def store_features(
             for sequence in texts.read(shard):
                 features.append(live.of(sequence))
                 done += len(sequence.tokens)
-                if on_progress is not None:
-                    on_progress(done, total)
+                on_progress(done, total)
                 if interrupted.is_set():
                     raise KeyboardInterrupt
             store.put(shard, texts.sha256(shard), features)

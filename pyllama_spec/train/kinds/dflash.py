@@ -48,9 +48,10 @@ from pyllama_spec.train.run.head import (
     normed,
     target_output,
 )
-from pyllama_spec.train.run.init_draft import InitDraft, Keys
+from pyllama_spec.train.run.init_draft import InitDraft, Keys, Sizes, common_sizes
 from pyllama_spec.train.run.kind import Inputs, Kind, sample_of
 from pyllama_spec.train.run.objective import Step, StepLoss, by_expected_length, that_go_on
+from pyllama_spec.train.run.target_weights import block_layers
 from pyllama_spec.train.run.texts import Texts
 
 # The initial scale of a layer's output, and the random part of a layer input's map.
@@ -445,9 +446,7 @@ def _set_second_layer(head: DFlashHead, space: _Space, seed: int) -> None:
 class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
     """Drafts that propose a block in one pass."""
 
-    arch = "dflash"
     title = "DFlash"
-    folder = "dflash"
     head_class = DFlashHead
 
     def __init__(self, config: DFlashTrainConfig, model: Model) -> None:
@@ -455,17 +454,18 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         self.n_steps = config.head.n_steps
         self._mask_token = 0
 
-    def shape_of(self, keys: Keys, n_draft_vocab: int) -> DFlashShape:
+    def shape_of(self, keys: Keys, sizes: Sizes, n_draft_vocab: int) -> DFlashShape:
         """See Kind."""
+        info = self.model.info
         return DFlashShape(
-            n_vocab=keys.target.n_vocab,
+            n_vocab=info.n_vocab,
             n_draft_vocab=n_draft_vocab,
-            n_embd_target=keys.target.n_embd,
-            n_layer=keys.number("block_count"),
-            block_size=keys.number("block_size"),
-            mask_token=keys.number(MASK_KEY),
-            markov_rank=keys.sizes.get("markov_w2.weight", (0, 0))[1],
-            **keys.common(),
+            n_embd_target=info.n_embd,
+            n_layer=int(keys["block_count"]),
+            block_size=int(keys["block_size"]),
+            mask_token=int(keys[MASK_KEY]),
+            markov_rank=sizes.get("markov_w2.weight", (0, 0))[1],
+            **common_sizes(keys),
         )
 
     def shape(self, start: Inputs) -> DFlashShape:
@@ -502,6 +502,10 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         head = super().known_head(start, init)
         self.n_steps = head.shape.n_steps
         return head
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See Kind."""
+        return block_layers(n_layer)
 
     def asked(self, head: DFlashHead, texts: Texts, generator: torch.Generator) -> Texts:
         """See Kind: blocks begin at some of the positions."""

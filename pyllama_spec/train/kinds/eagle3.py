@@ -36,7 +36,7 @@ from pyllama_spec.train.run.head import (
     normed,
     target_output,
 )
-from pyllama_spec.train.run.init_draft import Keys
+from pyllama_spec.train.run.init_draft import Keys, Sizes, common_sizes
 from pyllama_spec.train.run.kind import ChainKind, Inputs, sample_of
 from pyllama_spec.train.run.target_weights import default_layers
 
@@ -238,7 +238,6 @@ def _output_map(
 class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
     """Heads of one layer that draft a token per step."""
 
-    arch = "eagle3"
     title = "EAGLE-3"
     head_class = Eagle3Head
 
@@ -253,16 +252,16 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
         n = len(layers)
         return [f"stock llama.cpp takes 3 target layers, and does not load a head with {n}"]
 
-    def shape_of(self, keys: Keys, n_draft_vocab: int) -> HeadShape:
+    def shape_of(self, keys: Keys, sizes: Sizes, n_draft_vocab: int) -> HeadShape:
         """See Kind."""
-        if keys.number("block_count") != 1:
-            raise ValueError(f"{keys.number('block_count')} layers instead of one")
+        if keys["block_count"] != 1:
+            raise ValueError(f"{keys['block_count']} layers instead of one")
         return HeadShape(
-            n_vocab=keys.number("vocab_size"),
+            n_vocab=int(keys["vocab_size"]),
             n_draft_vocab=n_draft_vocab,
-            n_embd_target=keys.number("target_hidden_size"),
-            is_plain=not keys.values.get("norm_output", False),
-            **keys.common(),
+            n_embd_target=int(keys["target_hidden_size"]),
+            is_plain=not keys.get("norm_output", False),
+            **common_sizes(keys),
         )
 
     def shape(self, start: Inputs) -> HeadShape:

@@ -46,7 +46,7 @@ from pyllama_spec.train.files import hash_file
 from pyllama_spec.train.kinds.mtp_facts import TABLES, MtpShape, read_shape
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.chains import ChainHead, Pairs
-from pyllama_spec.train.run.init_draft import InitDraft, check_finite, check_same, n_seen
+from pyllama_spec.train.run.init_draft import InitDraft, check_finite, check_same, n_text
 from pyllama_spec.train.run.kind import ChainKind, Inputs
 
 Floats = npt.NDArray[np.float32]
@@ -86,13 +86,6 @@ class MtpHead(ChainHead):
         self.register_buffer("frequencies", angles, persistent=False)
         for name, values in fixed.items():
             self.register_buffer(_of(name), torch.from_numpy(values), persistent=False)
-
-    def load_tensors(self, tensors: Mapping[str, Floats]) -> None:
-        """Sets the trained tensors, and the given rows of the output matrix."""
-        with torch.no_grad():
-            for name in self._names:
-                if name in tensors:
-                    self.weight(name).copy_(torch.from_numpy(tensors[name]))
 
     def _fixed(self, name: str) -> Tensor:
         """The fixed tensors of the block."""
@@ -366,11 +359,8 @@ def _open_head_for(path: Path, target: ModelInfo) -> HeadFile:
 class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
     """Heads that a file has; they draft one token per step."""
 
-    arch = "mtp"
     title = "MTP head"
     head_class = MtpHead
-    folder = "mtp"
-    vocab_name = "losses and measurements look at"
     must_gain = True
 
     def __init__(self, config: MtpTrainConfig, model: Model) -> None:
@@ -400,10 +390,9 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         """See Kind."""
         head = _open_head_for(path, self.model.info)
         record = read_keys(path, lambda name: name.startswith("pyllama_spec.train."))
-        n_tokens, n_text = n_seen({name: key.value for name, key in record.items()})
         return InitDraft(
             path.name, hash_file(path), head.shape, np.arange(head.shape.n_vocab, dtype=np.int64),
-            head.trained(), None, n_tokens, n_text,
+            head.trained(), None, n_text({name: key.value for name, key in record.items()}),
         )  # fmt: skip
 
     def shape(self, start: Inputs) -> MtpShape:

@@ -182,15 +182,11 @@ class DraftHead(nn.Module):
         """A parameter by its GGUF name."""
         return self.weights[_key(name)]
 
-    def has(self, name: str) -> bool:
-        """Whether it has a parameter of this name."""
-        return _key(name) in self.weights
-
     def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Sets all parameters by GGUF name."""
+        """Sets parameters by GGUF name."""
         with torch.no_grad():
-            for name in self._names:
-                self.weight(name).copy_(torch.from_numpy(tensors[name]))
+            for name, values in tensors.items():
+                self.weight(name).copy_(torch.from_numpy(values))
 
     def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
         """All parameters by GGUF name, float32."""
