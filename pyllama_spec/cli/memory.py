@@ -111,14 +111,14 @@ def _vocabulary(args: argparse.Namespace, wanted_for: str) -> Model:
 
 def _build(args: argparse.Namespace) -> int:
     with _vocabulary(args, "build") as model:
-        found = upkeep.files_below(args.paths)
+        files, n_links = upkeep.files_below(args.paths)
         store = Store(args.store, vocabulary_digest(model.vocab), max_bytes=_bytes(args))
         bar = ProgressBar(f"reading into {args.store.name}")
         with _none_left_empty(store):
-            n_files, trial = upkeep.build(store, model.vocab, found.files, bar)
+            n_files, trial = upkeep.build(store, model.vocab, files, bar)
     say(f"{n_files} files with text; {_summary(store)}")
-    if found.n_links:
-        say(f"links in the folders, left out: {found.n_links}; name what they lead to")
+    if n_links:
+        say(f"links in the folders, left out: {n_links}; name what they lead to")
     if trial is None:
         say("too few files for an estimate of what it is worth")
     else:

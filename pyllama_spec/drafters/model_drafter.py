@@ -389,12 +389,7 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     if not match_length:
         return draft
     with closed_on_failure(draft):
-        table, lookup = draft.ngram_table(), None
-        if options.memory is not None:
-            from pyllama_spec.drafters.suffix import copies_beside
-
-            lookup = copies_beside(draft.max_draft, match_length, options.memory)
-    return LookupFirst(draft, match_length, table, lookup, draft.name)
+        return LookupFirst(draft, match_length, draft.ngram_table(), options.memory, draft.name)
 
 
 # Below so many bits drafts were measured to be right less often: heads of 4 bits for a fifteenth of

@@ -368,7 +368,8 @@ def test_shown_texts_say_which_continue_another(
     ids, other, part = (draw.choices(range(3, 200), k=n) for n in sizes)
     with Model(model_path("llama"), vocab_only=True) as model:
         opened = Store(store, vocabulary_digest(model.vocab))
-        opened.write_all([ids, ids + ids[::-1], ids[:24] + other, part, [9, 8, 7, 6] * 2])
+        rest = part[-24:] + [9, 8, 7, 6] * 2
+        opened.write_all([ids, ids + ids[::-1], ids[:24] + other, part, rest])
         opened.close()
     words = ("show", store, "--texts", 5, "-m", model_path("llama"))
     assert memory(*words, "--json") == 0
