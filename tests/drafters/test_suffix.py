@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from pyllama_spec.drafters import Committed, DraftRequest, Suffix
-from pyllama_spec.drafters.suffix import copies_beside
 from pyllama_spec.drafters.suffix.drafter import Chances, CopyKind
 from pyllama_spec.drafters.suffix.memory import Memory
 from pyllama_spec.drafters.suffix.upkeep import play_all
@@ -347,11 +346,10 @@ def test_a_place_that_is_gone_is_none(n_left: int) -> None:
     assert proposal(drafter, [*known[:N_LEAD], 501]) == []
 
 
-def test_beside_a_model_and_where_it_is_not_wanted(tmp_path: object) -> None:
+def test_where_it_is_not_wanted() -> None:
     known, memory = fresh(7), Memory(1 << 12)
     memory.add(known)
     assert behind(Suffix(8, store=memory, resumes=False), known, [501]) == []
-    assert copies_beside(8, 5, f"{tmp_path}/use.memory")._resumes is False
 
 
 def test_forms_that_are_filled_in_take_fewer_rounds() -> None:

@@ -246,6 +246,7 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
             if parent is not None:
                 ids = np.concatenate([_read_before(texts, parents, i), ids[MAX_MATCH:]])
                 before, end = parent
+                # One that leaves a text within its first question only begins alike.
                 is_answered = (
                     end == len(texts[before].ids) or texts[before].origins[: end + 1].any()
                 )
