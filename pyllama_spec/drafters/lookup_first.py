@@ -25,7 +25,6 @@ from pyllama_spec.drafters.base import (
     Drafter,
     DraftRequest,
     SequenceErrors,
-    TokenPrior,
     Vote,
     overrides,
 )
@@ -248,7 +247,12 @@ class LookupFirst(DrafterWrapper):
         others = [i for i, r in enumerate(requests) if not drafts[i].ids and not r.lookup_only]
         if not others:
             return drafts
-        asked = [requests[i]._replace(prior=self._prior(requests[i])) for i in others]
+        asked = [
+            requests[i]._replace(
+                prior=NgramPrior(partial(self._lookup.newest, requests[i].seq, _REACH), self.table)
+            )
+            for i in others
+        ]
         try:
             model_drafts = self.drafter.propose(asked)
         except Exception as error:
@@ -261,9 +265,6 @@ class LookupFirst(DrafterWrapper):
             drafts[i] = draft
             self._guesses[requests[i].seq] = draft.ids
         return drafts
-
-    def _prior(self, request: DraftRequest) -> TokenPrior:
-        return NgramPrior(partial(self._lookup.newest, request.seq, _REACH), self.table)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Truncates the sequence in both."""

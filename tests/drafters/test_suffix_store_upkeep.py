@@ -172,15 +172,6 @@ def test_facts_that_are_forged_beside_a_request_are_a_warning(tmp_path: Path, ch
         store.add(TEXT)
 
 
-@pytest.mark.parametrize("name", ["-journal", "-wal"])
-def test_a_pipe_beside_a_store_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "a.memory"
-    Store(path, DIGEST).close()
-    os.mkfifo(f"{path}{name}")
-    with pytest.raises(ModelLoadError, match="not a file"):
-        Store(path, DIGEST)
-
-
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.memory"
     file = sqlite3.connect(path)

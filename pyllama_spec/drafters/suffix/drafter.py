@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
-from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.suffix.memory import MARK, Memory, TokenOrigin
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, Place, TokenIndex
@@ -182,9 +181,6 @@ def resume_point(
 # Tokens of earlier requests that a drafter keeps in memory: of one user, and in all.
 _USER_TOKENS, _ALL_TOKENS = 1 << 18, 1 << 20
 _FIRST_CAPACITY = 1 << 10
-# The most tokens of a draft: a verify batch of 8 rows is cheap on a CPU, and where a controller
-# weighs what more cost, copies may be longer.
-_FIXED_DRAFT, _ADAPTIVE_DRAFT = 7, 15
 # A draft ends before a token whose chance, with all before it, is below this.
 _LEAST_CHANCE = 0.1
 # A draft model is asked instead where the first token of a copy is more likely wrong than right.
@@ -290,7 +286,7 @@ class Suffix(Drafter):
 
     def __init__(
         self,
-        max_draft: int = _ADAPTIVE_DRAFT,
+        max_draft: int = 15,
         *,
         min_match: int = min(ORDERS),
         remembers: bool = True,
@@ -536,12 +532,6 @@ class Suffix(Drafter):
         if self._store_path is not None and self._store is not None:
             self._store.close()
             self._store = self._vocab = None
-
-
-def open_suffix(options: DraftOptions, *, remembers: bool = True) -> Suffix:
-    """Opens the drafter of draft="suffix"; for "auto" it remembers no requests by itself."""
-    n = options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT)
-    return Suffix(n, remembers=remembers, store=options.memory)
 
 
 def copies_beside(

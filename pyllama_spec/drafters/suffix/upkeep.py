@@ -88,7 +88,12 @@ def files_below(paths: Iterable[Path]) -> tuple[list[Path], int]:
     found: list[Path] = []
     n_links = 0
     for path in paths:
-        _check_readable(path)
+        try:
+            path.stat()
+        except OSError as error:
+            raise ArgumentError(
+                problem=f"{path} cannot be read: {error.strerror}", remedy="give files or folders"
+            ) from None
         if not path.is_dir():
             found.append(path)
             continue
@@ -99,23 +104,6 @@ def files_below(paths: Iterable[Path]) -> tuple[list[Path], int]:
             files = sorted(n for n in files if n not in links and not n.startswith("."))
             found += [Path(folder, name) for name in files]
     return found, n_links
-
-
-def _check_readable(path: Path) -> None:
-    try:
-        path.stat()
-        is_readable = os.access(path, os.R_OK)
-    except PermissionError:
-        is_readable = False
-    except OSError:
-        raise ArgumentError(
-            problem=f"{path} does not exist", remedy="give files or folders"
-        ) from None
-    if not is_readable:
-        raise ArgumentError(
-            problem=f"{path} cannot be read by this user",
-            remedy="give the right to read it, or leave it out",
-        )
 
 
 def text_of(path: Path) -> str:
