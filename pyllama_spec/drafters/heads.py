@@ -11,7 +11,7 @@ from pyllama_spec.drafters.kinds import DFLASH, EAGLE3, INSTEAD, MTP, HeadKind
 from pyllama_spec.drafters.model_drafter import ModelDrafter, head_share
 from pyllama_spec.drafters.options import FileOptions
 from pyllama_spec.drafters.output_part import reduced_output
-from pyllama_spec.drafters.row_memory import BlockMemory, HeadsMemory, RowMemory
+from pyllama_spec.drafters.row_memory import BlockMemory, HeadsMemory, Lane, RowMemory
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import HEAD_ROWS, Model
@@ -91,11 +91,11 @@ class Head(ModelDrafter[RowMemory]):
         )  # fmt: skip
         is_short = n_window < target.n_ctx_seq
         with closed_on_failure(context):
-            what = (context, self.kind, self._n_features, n_window, is_short)
-            if block is not None:
-                memory: RowMemory = BlockMemory(*what, block)
-            else:
-                memory = HeadsMemory(*what, n_heads) if n_heads > 1 else RowMemory(*what)
+            what = (context, self.kind, self._n_features, n_window, is_short, n_heads)
+            kind = RowMemory if block is None else BlockMemory
+            memory = HeadsMemory(*what) if n_heads > 1 else kind(*what)
+            if isinstance(memory, HeadsMemory):
+                memory.follow([Lane(*what, i) for i in range(1, n_heads)])
             self._draft_ids = reduced_output(context, self._n_output, target.model, memory.try_step)
         if block is None:
             n_choices = self._draft_ids.n_slots if self._draft_ids else None

@@ -9,8 +9,9 @@ the accepted rows is the first step of the next draft.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -479,21 +480,20 @@ class BlockMemory(RowMemory):
     that were accepted, one decodes a block as long as was asked for.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        kind: HeadKind,
-        n_features: int,
-        n_window: int,
-        is_short: bool,
-        block: DraftBlock,
-    ) -> None:
-        super().__init__(context, kind, n_features, n_window, is_short)
-        self._block = block
-        self._slots = Batch(context.n_seq_max * block.n_slots)
-        self._slots.logits = False
-        # The row of the last batch with each sequence's first guess.
-        self._first_row: dict[int, int] = {}
+    # The row of the last batch with each sequence's first guess.
+    _first_row: Mapping[int, int]
+
+    @cached_property
+    def _block(self) -> DraftBlock:
+        block = self.context.model.draft_block
+        assert block is not None
+        return block
+
+    @cached_property
+    def _slots(self) -> Batch:
+        batch = Batch(self.context.n_seq_max * self._block.n_slots)
+        batch.logits = False
+        return batch
 
     def ask(self, chains: Sequence[Chain], n: int) -> None:
         """Feeds the waiting rows, then decodes a block after the rows of each sequence.
@@ -506,10 +506,10 @@ class BlockMemory(RowMemory):
         if waiting:
             self.feed(waiting)
         self._slots.clear()
-        self._first_row.clear()
-        for chain in chains:
-            tokens = self.of(chain.seq).tokens
-            self._first_row[chain.seq] = self._put_block(chain.seq, len(tokens) - 1, tokens[-1], n)
+        texts = {chain.seq: self.of(chain.seq).tokens for chain in chains}
+        self._first_row = {
+            seq: self._put_block(seq, len(text) - 1, text[-1], n) for seq, text in texts.items()
+        }
         try:
             self.decode(self._slots)
         except BaseException:
@@ -572,22 +572,10 @@ class HeadsMemory(RowMemory):
     elsewhere. So a head has sequences of its own, its lane.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        kind: HeadKind,
-        n_features: int,
-        n_window: int,
-        is_short: bool,
-        n_heads: int,
-    ) -> None:
-        super().__init__(context, kind, n_features, n_window, is_short, n_heads)
-        # Those of the heads after the first one, whose memory this is.
-        self.later = [
-            _Lane(context, kind, n_features, n_window, is_short, n_heads, i)
-            for i in range(1, n_heads)
-        ]
-        for lane in self.later:
+    def follow(self, later: Sequence[Lane]) -> None:
+        """Takes the memories of the heads after the first one, whose memory this is."""
+        self.later = later
+        for lane in later:
             lane.owner = self
 
     def step(self, chains: Sequence[Chain]) -> None:
@@ -648,7 +636,7 @@ class HeadsMemory(RowMemory):
             raise
 
 
-class _Lane(RowMemory):
+class Lane(RowMemory):
     """The rows of one of several heads after the first."""
 
     owner: HeadsMemory

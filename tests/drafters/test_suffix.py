@@ -157,31 +157,6 @@ def test_each_user_has_his_own() -> None:
         assert proposal(drafter, text[:12]) == expected
 
 
-@pytest.mark.parametrize("remember", [True, False])
-@pytest.mark.parametrize("user", ["b", ""])
-def test_a_text_that_cannot_be_kept_leaves_its_user_behind(
-    monkeypatch: pytest.MonkeyPatch, user: str, remember: bool
-) -> None:
-
-    def is_full(memory: Memory, ids: Sequence[int]) -> None:
-        raise MemoryError("no room is left")
-
-    text, drafter = fresh(7), Suffix(8)
-    teach(drafter, [text], user="a")
-    tell(drafter, fresh(8), user="a")
-    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no room"):
-        patch.setattr(Memory, "add", is_full)
-        drafter.begin_request(0, remember=remember, user=user)
-    drafter.truncate(0, 0)
-    drafter.commit_one(Committed(0, text[:12], 0))
-    assert proposal(drafter, text[:12]) == []
-    drafter.end_request(0)  # and what it wrote is its own user's
-    tell(drafter, text[:8], seq=1, user="c")
-    assert proposal(drafter, text[:8], seq=1) == []
-    tell(drafter, text[:8], seq=1, user=user)
-    assert proposal(drafter, text[:8], seq=1) == (text[8:12] if remember else [])
-
-
 def test_a_drafter_that_does_not_remember() -> None:
     text, drafter = fresh(9), Suffix(8, remembers=False)
     teach(drafter, [text])

@@ -341,20 +341,6 @@ def test_what_the_command_refuses(
     assert Store(store, None, is_read_only=True).texts()
 
 
-def test_generate_with_a_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["generate", "-m", str(model_path("llama")), "-t", "1", "--json", "-n", "40",
-             "--controller", "fixed", "-p", PROMPT]  # fmt: skip
-    results = []
-    for _ in range(2):
-        assert main([*words, "-d", "suffix", "--draft-memory", str(store)]) == 0
-        results.append(json.loads(capsys.readouterr().out))
-    assert results[0]["text"] == results[1]["text"]
-    assert results[1]["speculation"]["accepted"] > results[0]["speculation"]["accepted"] + 15
-    words = [word for word in words if word not in ("--controller", "fixed")]
-    assert main([*words, "--draft-memory", str(store)]) == 1
-    assert "--draft-memory" in capsys.readouterr().err
-
-
 # ---- a real model
 
 

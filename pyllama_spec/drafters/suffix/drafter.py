@@ -133,12 +133,12 @@ class Gap(NamedTuple):
     the last difference had. Chances counts the acceptance of such copies as of any other.
 
     Attributes:
-        source: the text that was copied from; None for the text itself.
+        source: what was copied from: the text itself, or a memory of others.
         at: the index in that text of the token that did not come.
         begin: the index in the own text of the token that came instead.
     """
 
-    source: Memory | None
+    source: OwnText | Memory
     at: int
     begin: int
 
@@ -247,7 +247,7 @@ class _Copied(NamedTuple):
         kinds: the known facts of each token.
         p: for each token of the draft its probability, given that those before it are right.
         n_expected: the expected number of correct tokens.
-        source: the text that was copied from; None for the text itself.
+        source: what was copied from: the text itself, or a memory of others.
         at: the index of the first copied token in the source.
         match_length: the number of equal tokens before it.
         resumed: the place where the copy resumed after a difference; None for a match.
@@ -257,7 +257,7 @@ class _Copied(NamedTuple):
     kinds: list[CopyKind]
     p: list[float]
     n_expected: float
-    source: Memory | None
+    source: OwnText | Memory
     at: int
     match_length: int
     resumed: ResumePoint | None = None
@@ -332,12 +332,10 @@ class Suffix(Drafter):
     def begin_request(self, seq: int, *, remember: bool = True, user: str = "") -> None:
         """Remembers the sequence's text if allowed; then the next request starts."""
         text = self._text(seq)
-        try:
-            self.end_request(seq)
-        finally:  # else the next drafts could copy the former user's texts
-            text.remembers, text.user = remember, user
-            text.gap, text.lengths = None, (1, 1)
-            self._copied.pop(seq, None)
+        self.end_request(seq)
+        text.remembers, text.user = remember, user
+        text.gap, text.lengths = None, (1, 1)
+        self._copied.pop(seq, None)
         for source in self._sources(user):
             source.refresh()
 
@@ -394,13 +392,13 @@ class Suffix(Drafter):
             n_right += 1
         self.chances.learn(copied.kinds[:n_met], n_right)
         n_accepted = min(n_right, len(copied.p))
-        if source is not None and n_accepted:
+        if isinstance(source, Memory) and n_accepted:
             source.note_use(at, n_accepted)
         if not n_right and copied.resumed is not None:
             return  # it resumed at a wrong place: the difference is where it was
         if copied.resumed is not None:
             text.lengths = copied.resumed.lengths
-        if _differs(copied, _index_of(source, text), tokens, n_right):
+        if _differs(copied, tokens, n_right):
             text.gap = Gap(source, at + n_right, text.index.n + n_right)
 
     def truncate(self, seq: int, n_keep: int) -> None:
@@ -442,8 +440,8 @@ class Suffix(Drafter):
         if n < 1 or not index.n:
             return NO_DRAFT
         tail = index.tokens[max(index.n - MAX_MATCH, 0) : index.n].tolist()
-        found = [self._follow(None, index, tail, n)]
-        found += [self._follow(one, one.index, tail, n) for one in self._sources(text.user)]
+        sources: list[OwnText | Memory] = [text, *self._sources(text.user)]
+        found = [self._follow(source, tail, n) for source in sources]
         if text.gap is not None and self._resumes:
             found.append(self._resume(text.gap, text, n))
         copies = [copied for copied in found if copied is not None]
@@ -457,23 +455,21 @@ class Suffix(Drafter):
         if not best.p:
             return NO_DRAFT
         # A length of 0 would mean that a model has drafted it.
-        match_length, is_remembered = max(best.match_length, 1), best.source is not None
+        match_length, is_remembered = max(best.match_length, 1), best.source is not text
         ids = best.ids[: len(best.p)]
         return Draft(ids, best.p, match_length=match_length, is_remembered=is_remembered)
 
-    def _follow(
-        self, source: Memory | None, index: TokenIndex, tail: list[int], n: int
-    ) -> _Copied | None:
+    def _follow(self, source: OwnText | Memory, tail: list[int], n: int) -> _Copied | None:
         """Continues after the longest match, token by token, as most occurrences do."""
-        found = index.places(tail)
+        found = source.index.places(tail)
         if not found or found[0].match_length < self.min_match:
             return None
-        steps = _votes(index, found, n, is_own=source is None)
+        steps = _votes(source.index, found, n, is_own=isinstance(source, OwnText))
         return self._likely(steps, source, found[0].match_length)
 
     def _resume(self, gap: Gap, text: OwnText, n: int) -> _Copied | None:
         """Continues a copy after a difference, as far as it is likely to be right."""
-        is_own, index = gap.source is None, _index_of(gap.source, text)
+        is_own, index = gap.source is text, gap.source.index
         new: list[int] = text.index.tokens[gap.begin : text.index.n].tolist()
         if len(new) > _MAX_GAP:
             text.gap = None
@@ -492,7 +488,7 @@ class Suffix(Drafter):
     def _likely(
         self,
         steps: Iterable[tuple[int, CopyKind, int]],
-        source: Memory | None,
+        source: OwnText | Memory,
         match_length: int,
         resumed: ResumePoint | None = None,
     ) -> _Copied | None:
@@ -556,18 +552,13 @@ def copies_beside(
     )  # fmt: skip
 
 
-def _index_of(source: Memory | None, text: OwnText) -> TokenIndex:
-    """The index of a source; None means the text itself."""
-    return text.index if source is None else source.index
-
-
-def _differs(copied: _Copied, index: TokenIndex, tokens: Sequence[int], n_right: int) -> bool:
+def _differs(copied: _Copied, tokens: Sequence[int], n_right: int) -> bool:
     """Whether the text differs from the copied one after n_right equal tokens."""
     if n_right == len(tokens):
         return False
     if n_right < len(copied.ids):
         return True
-    at = copied.at + n_right
+    at, index = copied.at + n_right, copied.source.index
     return at < index.n and 0 <= index.tokens[at] != tokens[n_right]
 
 
