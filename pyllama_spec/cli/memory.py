@@ -167,7 +167,7 @@ def _show(args: argparse.Namespace) -> int:
 def _merge(args: argparse.Namespace) -> int:
     digest = None
     for path in args.others:  # before anything is made
-        other = _opened(path, digest, is_read_only=True, whose=str(args.others[0]))
+        other = _opened(path, digest, is_read_only=True)
         digest = other.digest
         if args.store.exists() and path.samefile(args.store):
             raise ArgumentError(
@@ -177,7 +177,7 @@ def _merge(args: argparse.Namespace) -> int:
                 remedy="name other stores",
             )
         other.close()
-    store = Store(args.store, digest, whose=str(args.others[0]))
+    store = Store(args.store, digest)
     bar = ProgressBar(f"merging into {args.store.name}")
 
     def texts() -> Iterator[RememberedText]:

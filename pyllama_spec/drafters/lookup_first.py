@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from pyllama_spec.drafters.base import (
     Drafter,
     DraftRequest,
     SequenceErrors,
+    TokenPrior,
     Vote,
     overrides,
 )
@@ -142,31 +143,24 @@ _TEXT_WEIGHTS = {2: 0.15, 3: 0.3, 4: 0.6}
 _REACH = 1 << 15
 
 
-class NgramPrior:
-    """Votes of n-grams on the next token after a text and its drafted tokens."""
+def ngram_prior(
+    read_text: Callable[[], npt.NDArray[np.int32]], table: NgramTable | None
+) -> TokenPrior:
+    """Gives at most one vote of the table and one of the text, on the next token after both."""
+    text_of = cache(read_text)
 
-    def __init__(
-        self, read_text: Callable[[], npt.NDArray[np.int32]], table: NgramTable | None
-    ) -> None:
-        self._read_text, self._table = read_text, table
-        self._text: npt.NDArray[np.int32] | None = None
-        self._tail: list[int] = []
-
-    def __call__(self, drafted: Sequence[int]) -> list[Vote]:
-        """At most one vote of the table and one of the text."""
-        if self._text is None:
-            self._text = self._read_text()
-            self._tail = self._text[-MAX_CONTEXT:].tolist()
-        tail = [*self._tail, *drafted][-MAX_CONTEXT:]
-        votes = []
-        if self._table is not None:
-            entry = self._table.find(tail)
-            if entry is not None:
-                votes.append(Vote(*entry, _TABLE_WEIGHT))
-        at, match_length = newest_match(self._text, tail, max(_TEXT_WEIGHTS))
+    def votes(drafted: Sequence[int]) -> list[Vote]:
+        text, found = text_of(), []
+        tail = [*text[-MAX_CONTEXT:].tolist(), *drafted][-MAX_CONTEXT:]
+        entry = None if table is None else table.find(tail)
+        if entry is not None:
+            found.append(Vote(*entry, _TABLE_WEIGHT))
+        at, match_length = newest_match(text, tail, max(_TEXT_WEIGHTS))
         if match_length >= min(_TEXT_WEIGHTS):
-            votes.append(Vote(int(self._text[at]), 1.0, _TEXT_WEIGHTS[match_length]))
-        return votes
+            found.append(Vote(int(text[at]), 1.0, _TEXT_WEIGHTS[match_length]))
+        return found
+
+    return votes
 
 
 class LookupFirst(DrafterWrapper):
@@ -249,7 +243,7 @@ class LookupFirst(DrafterWrapper):
             return drafts
         asked = [
             requests[i]._replace(
-                prior=NgramPrior(partial(self._lookup.newest, requests[i].seq, _REACH), self.table)
+                prior=ngram_prior(partial(self._lookup.newest, requests[i].seq, _REACH), self.table)
             )
             for i in others
         ]

@@ -190,7 +190,7 @@ def test_a_conversation_is_remembered_once() -> None:
 
 
 def contains(memory: Memory, tail: Sequence[int], token: int) -> bool:
-    return any(memory.index.tokens[place.at] == token for place in memory.index.places(tail))
+    return any(memory.index.tokens[at] == token for at in memory.index.places(tail)[1])
 
 
 @pytest.mark.parametrize("wrong", [{"max_draft": 0}, {"min_match": 2}, {"min_match": 0}])

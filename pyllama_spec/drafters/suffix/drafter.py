@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.suffix.memory import MARK, Memory, TokenOrigin
-from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, Place, TokenIndex
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, TokenIndex
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.vocab import Vocab
@@ -143,24 +143,18 @@ class Gap(NamedTuple):
     begin: int
 
 
-class ResumePoint(NamedTuple):
-    """A position at which a copy may resume.
-
-    Attributes:
-        at: the index in the copied text.
-        n_equal: the number of equal tokens before it.
-        lengths: those of the difference, in the copied text and in this one.
-    """
-
-    at: int
-    n_equal: int
-    lengths: tuple[int, int]
+# The length of a difference: in the copied text, and in this one.
+Lengths = tuple[int, int]
 
 
 def resume_point(
-    gap: Gap, index: TokenIndex, new: list[int], last: tuple[int, int]
-) -> ResumePoint | None:
-    """The position at which the copy may continue after the tokens `new`."""
+    gap: Gap, index: TokenIndex, new: list[int], last: Lengths
+) -> tuple[int, int, Lengths] | None:
+    """Where the copy may continue after the tokens `new`, since a difference like the last one.
+
+    Returns:
+        The place, the number of equal tokens before it, and the lengths of the difference.
+    """
     n = len(new)
     if not n:
         return None
@@ -169,13 +163,13 @@ def resume_point(
         ending = new[n - n_equal :]
         for end in range(n_equal, len(copied)):
             if copied[end - n_equal : end] == ending:
-                return ResumePoint(gap.at + end, n_equal, (end - n_equal, n - n_equal))
+                return gap.at + end, n_equal, (end - n_equal, n - n_equal)
     if last[1] != n and n > _MAX_UNSEEN:
         return None
     n_skipped = last[0] if last[1] == n else n
     if n_skipped >= len(copied):
         return None
-    return ResumePoint(gap.at + n_skipped, 0, (n_skipped, n))
+    return gap.at + n_skipped, 0, (n_skipped, n)
 
 
 # Tokens of earlier requests that a drafter keeps in memory: of one user, and in all.
@@ -199,7 +193,7 @@ class OwnText:
         n_private: the number of those that must not be remembered.
         origins: TokenOrigin of each token.
         gap: the newest difference from what was copied, while a copy may resume after it.
-        lengths: of the last difference after which a copy was right; see ResumePoint.
+        lengths: of the last difference after which a copy was right.
     """
 
     def __init__(self) -> None:
@@ -250,7 +244,7 @@ class _Copied(NamedTuple):
         source: what was copied from: the text itself, or a memory of others.
         at: the index of the first copied token in the source.
         match_length: the number of equal tokens before it.
-        resumed: the place where the copy resumed after a difference; None for a match.
+        resumed: the lengths of the difference after which it resumed; None for a match.
     """
 
     ids: list[int]
@@ -260,7 +254,7 @@ class _Copied(NamedTuple):
     source: OwnText | Memory
     at: int
     match_length: int
-    resumed: ResumePoint | None = None
+    resumed: Lengths | None = None
 
 
 class Suffix(Drafter):
@@ -397,7 +391,7 @@ class Suffix(Drafter):
         if not n_right and copied.resumed is not None:
             return  # it resumed at a wrong place: the difference is where it was
         if copied.resumed is not None:
-            text.lengths = copied.resumed.lengths
+            text.lengths = copied.resumed
         if _differs(copied, tokens, n_right):
             text.gap = Gap(source, at + n_right, text.index.n + n_right)
 
@@ -461,11 +455,11 @@ class Suffix(Drafter):
 
     def _follow(self, source: OwnText | Memory, tail: list[int], n: int) -> _Copied | None:
         """Continues after the longest match, token by token, as most occurrences do."""
-        found = source.index.places(tail)
-        if not found or found[0].match_length < self.min_match:
+        length, places = source.index.places(tail)
+        if length < self.min_match:
             return None
-        steps = _votes(source.index, found, n, is_own=isinstance(source, OwnText))
-        return self._likely(steps, source, found[0].match_length)
+        steps = _votes(source.index, length, places, n, is_own=isinstance(source, OwnText))
+        return self._likely(steps, source, length)
 
     def _resume(self, gap: Gap, text: OwnText, n: int) -> _Copied | None:
         """Continues a copy after a difference, as far as it is likely to be right."""
@@ -477,20 +471,20 @@ class Suffix(Drafter):
         point = resume_point(gap, index, new, text.lengths)
         if point is None:
             return None
-        ids = _continuation(index, point.at, n, is_own=is_own)
-        n_equal, (_, n_gap) = point.n_equal, point.lengths
+        at, n_equal, lengths = point
+        ids = _continuation(index, at, n, is_own=is_own)
         steps = (
-            (token, CopyKind(n_equal + depth, 1, 1, is_own, n_gap), point.at)
+            (token, CopyKind(n_equal + depth, 1, 1, is_own, lengths[1]), at)
             for depth, token in enumerate(ids)
         )
-        return self._likely(steps, gap.source, n_equal, point)
+        return self._likely(steps, gap.source, n_equal, lengths)
 
     def _likely(
         self,
         steps: Iterable[tuple[int, CopyKind, int]],
         source: OwnText | Memory,
         match_length: int,
-        resumed: ResumePoint | None = None,
+        resumed: Lengths | None = None,
     ) -> _Copied | None:
         """Cuts a copy after its first unlikely token; None if no token is left."""
         chance_of = self.chances.chance
@@ -563,11 +557,10 @@ def _differs(copied: _Copied, tokens: Sequence[int], n_right: int) -> bool:
 
 
 def _votes(
-    index: TokenIndex, found: Sequence[Place], n: int, *, is_own: bool
+    index: TokenIndex, match_length: int, places: Sequence[int], n: int, *, is_own: bool
 ) -> Iterator[tuple[int, CopyKind, int]]:
     """The most frequent next tokens among the places that agreed so far, one by one."""
-    match_length = found[0].match_length
-    ways = [(place.at, _continuation(index, place.at, n, is_own=is_own)) for place in found]
+    ways = [(at, _continuation(index, at, n, is_own=is_own)) for at in places]
     for depth in range(n):
         follows = [ids[depth] for _, ids in ways]
         token, n_places = follows[0], len(follows)

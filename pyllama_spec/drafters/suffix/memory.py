@@ -101,7 +101,8 @@ def known_part(index: TokenIndex, ids: Sequence[int]) -> tuple[int, list[int]]:
 
 
 def _places(index: TokenIndex, ids: Sequence[int]) -> list[int]:
-    return [at for length, at in index.places(ids) if length == len(ids)]
+    length, places = index.places(ids)
+    return places if length == len(ids) else []
 
 
 def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[RememberedText]:

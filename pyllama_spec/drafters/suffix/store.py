@@ -88,7 +88,6 @@ class Store(Memory):
         max_bytes: the bytes of memory to which a new store may grow; None for DEFAULT_BYTES,
             256 MiB.
         is_read_only: whether the file is opened for reading only.
-        whose: the owner of the vocabulary, for messages.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class Store(Memory):
         *,
         max_bytes: int | None = None,
         is_read_only: bool = False,
-        whose: str = "this model",
     ) -> None:
         max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
         super().__init__(max_tokens)
@@ -122,7 +120,7 @@ class Store(Memory):
             ) from None
         try:
             with closed_on_failure(self), self._readable():
-                self._prepare(digest, whose)
+                self._prepare(digest)
                 self._read()
                 self._file.execute(f"PRAGMA busy_timeout={_SERVING_MS}")
         except BaseException:
@@ -184,7 +182,7 @@ class Store(Memory):
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may quote the file
             raise self._refused(str(error)) from None
 
-    def _prepare(self, digest: bytes | None, whose: str) -> None:
+    def _prepare(self, digest: bytes | None) -> None:
         """Checks that the file is a store of this vocabulary, and makes the tables of an empty one.
 
         Nothing else than the two tables may be there, so that a file can run no code of its own.
@@ -211,9 +209,8 @@ class Store(Memory):
         self.digest, self.max_tokens, _ = self._facts()
         if digest is not None and digest != self.digest:
             raise ArgumentError(
-                "draft_memory", self.path, problem=f"was made with another vocabulary than "
-                f"{whose} has: ids "
-                "mean other texts there", remedy="name a file of its own for each tokenizer",
+                "draft_memory", self.path, problem="was made with another vocabulary: ids mean "
+                "other texts there", remedy="name a file of its own for each tokenizer",
             )  # fmt: skip
 
     def _tables(self) -> list[str]:
