@@ -14,7 +14,7 @@ from gguf import GGUFReader
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import DFlash, Eagle3, Mtp, output_part
-from pyllama_spec.drafters.output_part import DraftIds, OutputRows, reduced_output
+from pyllama_spec.drafters.output_part import DraftIds, reduced_output, rows_of
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -364,7 +364,7 @@ def test_the_ids_that_were_not_seen_for_longest_make_room() -> None:
     model = with_head("qwen35", n_heads=1)
     with head_context(model) as context:
         matrix = context.draft_output(16)
-        ids = DraftIds(context, model, OutputRows(model.path, matrix.name, matrix.row_bytes), 16)
+        ids = DraftIds(context, model, rows_of(model.path, matrix.name, matrix.row_bytes), 16)
         control = {i for i in range(320) if model.vocab.is_control(i)}
         first = {i for i in range(320) if i in ids}
         assert len(first) == 16
@@ -382,12 +382,12 @@ def test_the_ids_that_were_not_seen_for_longest_make_room() -> None:
 def test_rows_are_read_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_part, "_N_READ", 7)
     path, row_bytes = model_path("qwen35", n_heads=1), 4 * 64
-    rows, rng = OutputRows(path, "output.weight", row_bytes), np.random.default_rng(2)
+    read, rng = rows_of(path, "output.weight", row_bytes), np.random.default_rng(2)
     tensor = next(t for t in GGUFReader(path).tensors if t.name == "output.weight")
     whole = np.array(tensor.data).view(np.uint8).reshape(320, -1)
     for ids in ([], [5], [319, 0], [9, 8, 7], [4, 4, 5], range(320), rng.permutation(320)[:200]):
         chosen = np.array(ids, np.int32)
-        np.testing.assert_array_equal(rows.read(chosen), whole[chosen])
+        np.testing.assert_array_equal(read(chosen), whole[chosen])
 
 
 def test_several_heads_share_it() -> None:

@@ -63,8 +63,9 @@ def test_a_merge_that_fails_changes_nothing(
     before, files = new.read_bytes() if is_there else b"", sorted(tmp_path.iterdir())
     assert memory("merge", new, *others) == 1
     said = capsys.readouterr().err.strip()
-    assert "\n" not in said and bad.name in said and "Traceback" not in said
-    assert "this model" not in said
+    # Of two vocabularies the other one is odd.
+    assert bad.name in said or (kind == "vocabulary" and whole.name in said)
+    assert "\n" not in said and "Traceback" not in said
     assert sorted(tmp_path.iterdir()) == files
     assert not is_there or new.read_bytes() == before
 
