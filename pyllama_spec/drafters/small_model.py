@@ -554,8 +554,7 @@ class SmallModel(ModelDrafter[TokenMemory]):
         del facts["target_layers"], facts["n_output"]
         facts["reads"] = "the text"
         with contextlib.suppress(ModelLoadError):
-            kind = main_type(self.model.path)
-            facts["weights"] = "" if kind is None else kind.name
+            facts["weights"] = main_type(self.model.path)
         vocab = self._vocab
         if vocab is not None:
             facts["vocabulary"] = "the target's" if vocab.is_identity else "another one"
