@@ -103,6 +103,13 @@ class TokenView(Sequence[int]):
         return iter(self._tokens)
 
 
+def n_common_ids(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
+    """The length of the common prefix of two arrays."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n
+
+
 class DraftRequest(NamedTuple):
     """A request for a draft for one sequence.
 

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
+from pyllama_spec.drafters.base import (
+    NO_DRAFT,
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    n_common_ids,
+)
 from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 
@@ -39,13 +46,6 @@ def newest_match(text: Ids, tail: Sequence[int] | Ids, most: int) -> tuple[int, 
         longer = ends[ends >= n]
         longer = longer[text[longer - n] == tail[-1 - n]]
     return (int(ends[-1]) + 1, n) if n else (0, 0)
-
-
-def n_equal(a: Ids, b: Ids) -> int:
-    """The length of the common prefix."""
-    n = min(len(a), len(b))
-    differs = np.flatnonzero(a[:n] != b[:n])
-    return int(differs[0]) if len(differs) else n
 
 
 class PromptLookup(Drafter):
@@ -108,7 +108,7 @@ class PromptLookup(Drafter):
         while len(ids) < n:
             ids.append(ids[len(ids) - period])
         before = text[max(start - _MAX_MATCH, 0) : start]
-        return Draft(ids, match_length=max(n_equal(before[::-1], text[::-1]), n_found))
+        return Draft(ids, match_length=max(n_common_ids(before[::-1], text[::-1]), n_found))
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Forgets all but the first n_keep tokens, so that no request sees another one's text."""

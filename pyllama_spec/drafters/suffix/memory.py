@@ -15,7 +15,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.prompt_lookup import n_equal
+from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, TokenIndex
 
 MARK = -1
@@ -92,7 +92,7 @@ def known_part(index: TokenIndex, ids: Sequence[int]) -> tuple[int, list[int]]:
     tokens, wanted = index.array(), np.array(ids, np.int32)
     places = _places(index, ids[:n])
     for _ in range(_MAX_PARTS):
-        equal = [n_equal(tokens[at:], wanted[n:]) for at in places]
+        equal = [n_common_ids(tokens[at:], wanted[n:]) for at in places]
         if not any(equal):
             break
         n += max(equal)
