@@ -171,7 +171,6 @@ class LookupFirst(DrafterWrapper):
         min_ngram: the number of tokens that have to be equal.
         table: the n-gram table in the draft's file, if it has one.
         store: the file of a store to copy from too; None to copy from the text itself alone.
-        name: the name in the statistics; None for that of the draft model and "+copies".
 
     Raises:
         ArgumentError: min_ngram is below 1.
@@ -185,12 +184,11 @@ class LookupFirst(DrafterWrapper):
         min_ngram: int = MIN_NGRAM,
         table: NgramTable | None = None,
         store: str | os.PathLike[str] | None = None,
-        name: str | None = None,
     ) -> None:
         from pyllama_spec.drafters.suffix import copies_beside
 
         super().__init__(drafter)
-        self.name = f"{drafter.name}+copies" if name is None else name
+        self.name = f"{drafter.name}+copies"
         self.min_ngram = count(min_ngram, "min_ngram", 1)
         self._lookup = copies_beside(drafter.max_draft, self.min_ngram, store)
         # What the model guessed last of each sequence.
@@ -249,12 +247,12 @@ class LookupFirst(DrafterWrapper):
         ]
         try:
             model_drafts = self.drafter.propose(asked)
-        except Exception as error:
+        except Exception as error:  # it knows nothing of the lookup hits, which continue
             lookups = {requests[i].seq: draft for i, draft in enumerate(drafts) if draft.ids}
+            failed, of_model = {request.seq: error for request in asked}, {}
             if isinstance(error, SequenceErrors):
-                raise SequenceErrors(error.errors, {**error.drafts, **lookups}) from error
-            # It knows nothing of the lookup hits, which continue.
-            raise SequenceErrors({request.seq: error for request in asked}, lookups) from error
+                failed, of_model = error.errors, error.drafts
+            raise SequenceErrors(failed, {**of_model, **lookups}) from error
         for i, draft in zip(others, model_drafts, strict=True):
             drafts[i] = draft
             self._guesses[requests[i].seq] = draft.ids

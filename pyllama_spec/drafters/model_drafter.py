@@ -104,7 +104,9 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         if not n:
             return draft
         with closed_on_failure(draft):
-            return LookupFirst(draft, n, draft.ngram_table(), options.memory, draft.name)
+            lookup = LookupFirst(draft, n, draft.ngram_table(), options.memory)
+            lookup.name = draft.name
+            return lookup
 
     @abstractmethod
     def check_kind(self, model: Model) -> None:
