@@ -28,7 +28,6 @@ _BUSY = 0.75
 _OF_PLACES = [
     one.name for one in options_of(OpenOptions).values() if one.group in ("target", "layers")
 ]
-_INSTEAD = "give a draft's file, or leave -d out to measure the target alone"
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,7 +83,7 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
             # Faults of the draft are reported before the target is loaded.
             own = isinstance(draft, Drafter)  # opened already: no option is for it
             options = DraftOptions() if own else _draft_options(args.draft, opening)
-            drafter = open_before(draft, args.model_path, options, _INSTEAD)
+            drafter = open_before(draft, args.model_path, options)
             if drafter is not None and not own:
                 opened.callback(drafter.close)
         bar = ProgressBar("loading the model")

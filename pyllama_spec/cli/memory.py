@@ -111,14 +111,14 @@ def _vocabulary(args: argparse.Namespace, wanted_for: str) -> Model:
 
 def _build(args: argparse.Namespace) -> int:
     with _vocabulary(args, "build") as model:
-        found = upkeep.files_below(args.paths)
+        files, n_links = upkeep.files_below(args.paths)
         store = Store(args.store, vocabulary_digest(model.vocab), max_bytes=_bytes(args))
         bar = ProgressBar(f"reading into {args.store.name}")
         with _none_left_empty(store):
-            n_files, trial = upkeep.build(store, model.vocab, found.files, bar)
+            n_files, trial = upkeep.build(store, model.vocab, files, bar)
     say(f"{n_files} files with text; {_summary(store)}")
-    if found.n_links:
-        say(f"links in the folders, left out: {found.n_links}; name what they lead to")
+    if n_links:
+        say(f"links in the folders, left out: {n_links}; name what they lead to")
     if trial is None:
         say("too few files for an estimate of what it is worth")
     else:
@@ -167,7 +167,7 @@ def _show(args: argparse.Namespace) -> int:
 def _merge(args: argparse.Namespace) -> int:
     digest = None
     for path in args.others:  # before anything is made
-        other = _opened(path, digest, is_read_only=True, whose=str(args.others[0]))
+        other = _opened(path, digest, is_read_only=True)
         digest = other.digest
         if args.store.exists() and path.samefile(args.store):
             raise ArgumentError(
@@ -177,7 +177,7 @@ def _merge(args: argparse.Namespace) -> int:
                 remedy="name other stores",
             )
         other.close()
-    store = Store(args.store, digest, whose=str(args.others[0]))
+    store = Store(args.store, digest)
     bar = ProgressBar(f"merging into {args.store.name}")
 
     def texts() -> Iterator[RememberedText]:

@@ -7,6 +7,7 @@ comes here.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ from importlib import import_module
 from pathlib import Path
 
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.registry import OWN_DRAFTER
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown, warn
 
+_WORD = r"[^\W\d]\w*"
+_OWN_DRAFTER = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
 HELP = "or MODULE:FUNCTION, which makes a drafter of your own"
 # The drafters of the command that runs.
 _made: list[Drafter] = []
@@ -47,7 +49,7 @@ def own_draft(draft: str) -> str | Drafter:
     The module is looked for where Python looks, and last in the current folder. A class is such a
     function too, if it takes no arguments.
     """
-    found = OWN_DRAFTER.fullmatch(draft)
+    found = _OWN_DRAFTER.fullmatch(draft)
     if found is None or Path(draft).exists():
         return draft
     module, name = found.groups()

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.train.corpus.generate import (
@@ -163,8 +164,7 @@ class LiveFeatures:
         n = min(len(before), len(tokens) - 1)
         if np.any(wanted[:n]):
             n = int(np.argmax(wanted))
-        differs = np.flatnonzero(before[:n] != tokens[:n])
-        n = int(differs[0]) if len(differs) else n
+        n = n_common_ids(before[:n], tokens[:n])
         # A window may have lost what stands before it.
         if n > 0 and memory.rollback(0, n) and memory.positions(0)[0] == 0:
             return n
