@@ -314,7 +314,8 @@ class ThoughtTags:
         own_grammar: bool,
     ) -> RequestOptions:
         """The options of a chat, with the tags for a budget or for a grammar after the thought."""
-        budget, is_ruled = request.thinking_token_budget, own_grammar and request.grammar is not None
+        budget = request.thinking_token_budget
+        is_ruled = own_grammar and request.grammar is not None
         if unread is None and budget is None and not is_ruled:
             return request
         tags = self.of_template(template.source)
