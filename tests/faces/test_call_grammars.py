@@ -116,3 +116,29 @@ def test_a_text_of_the_grammar_is_read_back(template: str, n: int) -> None:
                         assert fits(arguments[name]), text
                     n_read += 1
     assert n_read or template not in FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "choice", "is_strict", "found"),
+    [
+        ("MiniMax-M3", "array", "auto", True, ArgumentError),
+        ("MiniMax-M3", "array", "auto", False, UserWarning),
+        ("meta-llama-Llama-3.1-8B-Instruct", "enum", "auto", True, UserWarning),
+        ("meta-llama-Llama-3.1-8B-Instruct", "enum", "required", True, None),
+    ],
+)
+def test_a_schema_that_a_form_cannot_keep_is_no_secret(
+    template: str, name: str, choice: str, is_strict: bool, found: type[Exception] | None
+) -> None:
+    tool = tool_of(name)
+    tool["function"]["strict"] = is_strict
+    model = Model(model_path("llama"), vocab_only=True)
+    with model, closing(ToolChats(model, ChatTemplate(_ALL[template]))) as chats:
+        request = ToolRequest.read([tool], choice, None, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if found is None:
+                chats.begin([USER], request, {})
+                return
+            with pytest.raises(found, match=rf"f, parameter {name}|strict of f"):
+                chats.begin([USER], request, {})
