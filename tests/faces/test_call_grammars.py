@@ -15,7 +15,7 @@ import pytest
 from pyllama_spec import ArgumentError, ChatTemplate
 from pyllama_spec.chat.answers import EngineReader
 from pyllama_spec.chat.tools import ToolChats, ToolRequest
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Model, Sampler, SamplerParams
 from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.llama.chat_formats import FORMATS
 from tests.faces.families import FAMILIES, USER, templates
@@ -106,6 +106,7 @@ def test_a_text_of_the_grammar_is_read_back(template: str, n: int) -> None:
                     continue
                 if not isinstance(reader, EngineReader) or "grammar" not in reader.options:
                     continue
+                Sampler(model, SamplerParams(grammar=reader.options["grammar"])).close()
                 for text in drawn(reader, n):
                     answer = reader.read(text, has_ended=True)
                     assert answer.calls, text
