@@ -206,14 +206,17 @@ def argument_grammar(tools: Sequence[Mapping[str, Any]], asked: Sequence[Mapping
         asked: what the engine asks for: the rule "argument-N" for the N-th of them.
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    schemas = dict[str, Any]()
     lines = []
     for i, one in enumerate(asked):
         function = functions[one["tool"]]
         is_strict = function.get("strict") is True
-        text = _json(function.get("parameters") or {"type": "object"}, "tools")
-        schema = _compiled(text, is_strict, _prefix(text), "tools", by_property=True).schema
-        wanted = (one["parameter"], one["form"], tuple(one["without"]))
-        rules, lost = _argument(json.dumps(schema), *wanted)
+        if one["tool"] not in schemas:
+            text = _json(function.get("parameters") or {"type": "object"}, "tools")
+            made = _compiled(text, is_strict, _prefix(text), "tools", by_property=True)
+            schemas[one["tool"]] = made.schema
+        wanted = _alone(schemas[one["tool"]], one["parameter"], one["form"])
+        rules, lost = _argument(*wanted, one["form"], tuple(one["without"]))
         if lost:
             name = f", parameter {one['parameter']}" if one["parameter"] else ""
             problem = f"tool {one['tool']}{name}: the form of the chat template has no {lost}"
@@ -227,7 +230,20 @@ def argument_grammar(tools: Sequence[Mapping[str, Any]], asked: Sequence[Mapping
     return "".join(f"{line}\n" for line in dict.fromkeys(lines))
 
 
-@lru_cache(maxsize=256)
+def _alone(schema: Any, parameter: str, form: str) -> tuple[str, str]:
+    """A schema and an argument's name; without what is not about it, so that equal ones share."""
+    from pyllama_spec.schema.keywords import KEPT
+
+    part = schema.get("properties", {}).get(parameter)
+    if form not in ("text", "typed", "json") or not isinstance(part, dict):
+        return json.dumps(schema), parameter
+    kept = json.dumps({key: value for key, value in part.items() if key in KEPT})
+    if '"$' in kept:
+        return json.dumps(schema), parameter
+    return f'{{"properties": {{"": {kept}}}}}', ""
+
+
+@lru_cache(maxsize=1024)
 def _argument(text: str, parameter: str, form: str, marks: tuple[str, ...]) -> tuple[str, str]:
     """The rules of an argument, and what they cannot keep of its schema."""
     from pyllama_spec.schema import argument_rules, beside_properties

@@ -59,14 +59,11 @@ schema_rules * schema_rules::of_this_thread() {
 std::string schema_rules::unmade(const std::string & tool, const std::string & parameter, const std::string & form,
                                  const std::vector<std::string> & without) {
     const common_json place = { { "tool", tool }, { "parameter", parameter }, { "form", form }, { "without", without } };
-    size_t n = 0;
-    while (n < asked.size() && asked[n].dump() != place.dump()) {
-        ++n;
-    }
-    if (n == asked.size()) {
+    const auto [found, is_new] = numbers.emplace(place.dump(), asked.size());
+    if (is_new) {
         asked.push_back(place);
     }
-    return "argument-" + std::to_string(n);
+    return "argument-" + std::to_string(found->second);
 }
 
 common_chat_schema_ptr with_rules(const std::function<common_chat_schema_ptr()> & build, const common_json & root, const std::string * property) {

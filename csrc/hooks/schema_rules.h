@@ -52,6 +52,7 @@ private:
 
     std::map<std::string, entry>                 by_schema;
     std::map<std::string, std::set<std::string>> needed_by_tool;
+    std::map<std::string, size_t>                numbers;  // of what is asked
     schema_rules *               outer;
 };
 

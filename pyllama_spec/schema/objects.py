@@ -11,7 +11,7 @@ from pyllama_spec.schema.formulas import Fits, Names, Present, Properties, Prope
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
 from pyllama_spec.schema.languages import Lang, listing, meet, negated
 from pyllama_spec.schema.limits import TooLargeError, cannot
-from pyllama_spec.schema.texts import SPACE, Texts
+from pyllama_spec.schema.texts import Texts
 
 _MAX_PATTERNS = 5
 # So many that may be left out are ways of one rule: as a chain they would be a call within a call.
@@ -60,7 +60,7 @@ class Objects:
                 "minProperties", keyword.path, "names that are not listed may be the same one",
                 "list the names in properties",
             )  # fmt: skip
-        return [(Literal("{"), SPACE, Rule(self._chain(properties, others, low, high)))]
+        return [(Literal("{"), Rule(self._chain(properties, others, low, high)))]
 
     @staticmethod
     def _names(case: Case) -> Iterator[str]:
@@ -91,7 +91,7 @@ class Objects:
             for n in range(most + 1):
                 ways = [] if one.is_needed else later[n]
                 if high is None or n < high:
-                    start: list[Item] = [Literal(","), SPACE] if n else []
+                    start: list[Item] = [self._texts.comma] if n else []
                     rest = grammar.add("rest", [[way] for way in later[min(n + 1, most)]])
                     ways = [
                         Rule(grammar.add("with", [[*start, Rule(one.rule), Rule(rest)]])),
@@ -103,20 +103,20 @@ class Objects:
 
     def _tail(self, n: int, others: str | None, low: int, high: int | None) -> list[list[Item]]:
         """The rest of an object after n listed properties."""
-        end: list[Item] = [SPACE, Literal("}")] if n else [Literal("}")]
+        end: list[Item] = [Literal("}")]
         if others is None:
             return [end] if n >= low and (high is None or n <= high) else []
         # Names that are not listed may be the same one: as many as there are count as one.
         least, most = low - n, None if high is None else high - n
         if least > 1 or (most is not None and most < 0):
             return []
-        more = self._grammar.add("more", [[Literal(","), SPACE, Rule(others)]])
+        more = self._grammar.add("more", [[self._texts.comma, Rule(others)]])
         if n:
             return [[*self._grammar.times(more, max(least, 0), most), *end]]
         ways: list[list[Item]] = [] if least > 0 else [end]
         if most is None or most > 0:
             tail = self._grammar.times(more, 0, None if most is None else most - 1)
-            ways.append([Rule(others), *tail, SPACE, *end])
+            ways.append([Rule(others), *tail, *end])
         return ways
 
     def _others(self, case: Case, names: set[str], is_short: bool) -> str | None:

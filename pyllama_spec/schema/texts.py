@@ -40,9 +40,6 @@ _ESCAPED: CharSet = charset([(0, 0x1F), *of('"\\')])
 _PLAIN: CharSet = complement(_ESCAPED)
 _HEX = charset([(0x30, 0x39), (0x41, 0x46), (0x61, 0x66)])
 _DIGIT = ((0x30, 0x39),)
-# A blank at most between the parts of a value: a small model fills what it may with lines and
-# indents, each of which costs a round.
-SPACE = Rule("gap")
 _SCALAR = either([
     listing(["true", "false", "null"]),
     seq(repeat(Chars(of("-")), 0, 1), Chars(_DIGIT), repeat(Chars(of("0123456789.eE+-")), 0, None)),
@@ -58,15 +55,19 @@ class Quotes(NamedTuple):
         around: what stands before and after a string.
         never: what no string contains, since it is written without escapes; () for JSON's escapes.
         has_bare_names: whether names stand without quotes.
+        comma, colon: what stands between the parts of a value. Blanks are fixed: so the model
+            chooses no more than the value, and the rest can be drafted in one run.
     """
 
     around: str = '"'
     never: tuple[str, ...] = ()
     has_bare_names: bool = False
+    comma: str = ", "
+    colon: str = ": "
 
 
 JSON_QUOTES = Quotes()
-GEMMA_QUOTES = Quotes('<|"|>', ('<|"|>',), has_bare_names=True)
+GEMMA_QUOTES = Quotes('<|"|>', ('<|"|>',), has_bare_names=True, comma=",", colon=":")
 # A blank before it would not be part of it.
 _BARE_NAME = seq(
     Chars(complement(of(":} \t\n\v\f\r"))), repeat(Chars(complement(of(":}"))), 0, None)
@@ -80,7 +81,6 @@ def usual_rules(grammar: Grammar, texts: Texts) -> None:
     low, up = OneOf(of("01234567")), OneOf(of("89abAB"))
     escape = Literal("\\u")
     put = grammar.put
-    put("gap", [[Literal(" ")], []])
     put("plain", [[OneOf(_PLAIN)]])
     put(
         "char",
@@ -112,14 +112,11 @@ def usual_rules(grammar: Grammar, texts: Texts) -> None:
     put("null", [[Literal("null")]])
     kinds = ("object", "array", "string", "number", "boolean", "null")
     put("value", [[Rule(kind)] for kind in kinds])
-    comma: list[Item] = [Literal(","), SPACE]
     put("pair", [[*(texts.names(ALL) or []), Rule("value")]])
-    put("more-pairs", [[*comma, Rule("pair"), Rule("more-pairs")], [SPACE, Literal("}")]])
-    put("object", [[Literal("{"), SPACE, Rule("pair"), Rule("more-pairs")],
-                   [Literal("{"), SPACE, Literal("}")]])  # fmt: skip
-    put("more-items", [[*comma, Rule("value"), Rule("more-items")], [SPACE, Literal("]")]])
-    put("array", [[Literal("["), SPACE, Rule("value"), Rule("more-items")],
-                  [Literal("["), SPACE, Literal("]")]])  # fmt: skip
+    put("more-pairs", [[texts.comma, Rule("pair"), Rule("more-pairs")], [Literal("}")]])
+    put("object", [[Literal("{"), Rule("pair"), Rule("more-pairs")], [Literal("{}")]])
+    put("more-items", [[texts.comma, Rule("value"), Rule("more-items")], [Literal("]")]])
+    put("array", [[Literal("["), Rule("value"), Rule("more-items")], [Literal("[]")]])
 
 
 def _escapes(codes: set[int]) -> Iterator[list[Item]]:
@@ -173,7 +170,8 @@ class Texts:
     """The strings and numbers of one grammar; equal ones share rules."""
 
     def __init__(self, grammar: Grammar, quotes: Quotes = JSON_QUOTES) -> None:
-        self._grammar, self.quotes, self.mark = grammar, quotes, Literal(quotes.around)
+        self._grammar, self.quotes = grammar, quotes
+        self.mark, self.comma = Literal(quotes.around), Literal(quotes.comma)
         self._chars: dict[CharSet, Item] = {}
         self._strings: dict[Lang, str | None] = {}
         self._counted: dict[tuple[Lang, int, int | None], str | None] = {}
@@ -210,18 +208,18 @@ class Texts:
         if self.quotes.has_bare_names:
             if not matches(_BARE_NAME, name):
                 raise SchemaError(f"the name {clipped(name)!r} needs quotes, which its form lacks")
-            return [Literal(f"{name}:"), SPACE]
-        return [Literal(json.dumps(name, ensure_ascii=False)), SPACE, Literal(":"), SPACE]
+            return [Literal(name + self.quotes.colon)]
+        return [Literal(json.dumps(name, ensure_ascii=False) + self.quotes.colon)]
 
     def names(self, lang: Lang) -> list[Item] | None:
         """The same for any name of a set; None if the set is empty."""
         if not self.quotes.has_bare_names:
             rule = self.string(lang)
-            return None if rule is None else [Rule(rule), SPACE, Literal(":"), SPACE]
+            return None if rule is None else [Rule(rule), Literal(self.quotes.colon)]
         states = table(both([lang, _BARE_NAME]))
         if states.is_empty:
             return None
-        return [Rule(self.of_table(states, "name")), Literal(":"), SPACE]
+        return [Rule(self.of_table(states, "name")), Literal(self.quotes.colon)]
 
     def written(self, value: str) -> str:
         """A scalar, given as JSON, in the form of this grammar."""

@@ -15,7 +15,7 @@ import pytest
 from pyllama_spec import ArgumentError, ChatTemplate
 from pyllama_spec.chat.answers import EngineReader
 from pyllama_spec.chat.tools import ToolChats, ToolRequest
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Model, Sampler, SamplerParams
 from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.llama.chat_formats import FORMATS
 from tests.faces.families import FAMILIES, USER, templates
@@ -106,6 +106,7 @@ def test_a_text_of_the_grammar_is_read_back(template: str, n: int) -> None:
                     continue
                 if not isinstance(reader, EngineReader) or "grammar" not in reader.options:
                     continue
+                Sampler(model, SamplerParams(grammar=reader.options["grammar"])).close()
                 for text in drawn(reader, n):
                     answer = reader.read(text, has_ended=True)
                     assert answer.calls, text
@@ -116,3 +117,29 @@ def test_a_text_of_the_grammar_is_read_back(template: str, n: int) -> None:
                         assert fits(arguments[name]), text
                     n_read += 1
     assert n_read or template not in FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "choice", "is_strict", "found"),
+    [
+        ("MiniMax-M3", "array", "auto", True, ArgumentError),
+        ("MiniMax-M3", "array", "auto", False, UserWarning),
+        ("meta-llama-Llama-3.1-8B-Instruct", "enum", "auto", True, UserWarning),
+        ("meta-llama-Llama-3.1-8B-Instruct", "enum", "required", True, None),
+    ],
+)
+def test_a_schema_that_a_form_cannot_keep_is_no_secret(
+    template: str, name: str, choice: str, is_strict: bool, found: type[Exception] | None
+) -> None:
+    tool = tool_of(name)
+    tool["function"]["strict"] = is_strict
+    model = Model(model_path("llama"), vocab_only=True)
+    with model, closing(ToolChats(model, ChatTemplate(_ALL[template]))) as chats:
+        request = ToolRequest.read([tool], choice, None, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if found is None:
+                chats.begin([USER], request, {})
+                return
+            with pytest.raises(found, match=rf"f, parameter {name}|strict of f"):
+                chats.begin([USER], request, {})
