@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import anyio
 import msgspec
@@ -240,7 +240,7 @@ def check_page(request: Request, settings: ServerSettings) -> dict[str, str]:
     another site's name if that resolves to this machine. Programs send no origin.
     """
     host = request.headers.get("host") or ""
-    if settings.allowed_hosts and _name(host) not in settings.allowed_hosts:
+    if settings.allowed_hosts and _split(f"//{host}").hostname not in settings.allowed_hosts:
         raise ApiError(
             403, f"this server does not answer to the Host {host!r:.100}", "unknown_host",
             option="allowed_hosts",
@@ -254,7 +254,7 @@ def check_page(request: Request, settings: ServerSettings) -> dict[str, str]:
             "Access-Control-Allow-Origin": "*" if is_open else origin, "Vary": "Origin",
             "Access-Control-Expose-Headers": _READABLE,
         }  # fmt: skip
-    if _netloc(origin) != host.lower():
+    if _split(origin).netloc.lower() != host.lower():
         raise ApiError(
             403, f"pages of {origin!r:.100} may not call this server", "unknown_origin",
             option="cors_origins",
@@ -290,18 +290,11 @@ def check_key(request: Request, keys: Keys, info: RequestInfo) -> None:
         info.note["key"] = name
 
 
-def _name(host: str) -> str | None:
+def _split(url: str) -> SplitResult:
     try:
-        return urlsplit(f"//{host}").hostname
+        return urlsplit(url)
     except ValueError:  # a bracket that does not close
-        return None
-
-
-def _netloc(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
+        return urlsplit("")
 
 
 # ---- bodies
