@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama_spec.engine.binding import check, lib
+from pyllama_spec.engine.binding import lib
 from pyllama_spec.engine.checks import FLOAT32_MAX, check_options
 from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.errors import ArgumentError
@@ -20,7 +20,12 @@ ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 # The engine's numbers of these names; None is the model's own.
 POOLING = {None: -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 ATTENTION = {None: -1, "causal": 0, "non-causal": 1}
-_YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+# The fields that the engine's struct has too.
+_SAME = (
+    "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max", "rope_freq_base",
+    "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
+    "yarn_orig_ctx", "offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings", "is_head",
+)  # fmt: skip
 
 
 def _names(numbers: Iterable[str | None]) -> tuple[str, ...]:
@@ -102,25 +107,12 @@ class ContextParams:
 
     def fill(self, raw: Any) -> None:
         """Writes the parameters, except the layers, to the engine's struct."""
-        raw.n_batch, raw.n_ubatch = self.n_batch, self.n_ubatch
-        raw.n_seq_max, raw.n_rs_seq = self.n_seq_max, self.n_rs_seq
-        raw.n_outputs_max = self.n_outputs_max
+        for name in _SAME:
+            setattr(raw, name, getattr(self, name))
         raw.n_threads = bounded_n_threads(self.n_threads)
         raw.n_threads_batch = bounded_n_threads(self.n_threads_batch or raw.n_threads)
-        raw.type_k, raw.type_v = (_type_id(name) for name in (self.type_k, self.type_v))
+        raw.type_k = lib.llama_spec_type_id(self.type_k.encode())
+        raw.type_v = lib.llama_spec_type_id(self.type_v.encode())
         raw.rope_scaling_type = ROPE_SCALING[self.rope_scaling]
         raw.pooling_type = POOLING[self.pooling]
         raw.attention_type = ATTENTION[self.attention_type]
-        for name in ("rope_freq_base", "rope_freq_scale", *_YARN, "yarn_orig_ctx"):
-            setattr(raw, name, getattr(self, name))
-        raw.offload_kqv, raw.op_offload = self.offload_kqv, self.op_offload
-        raw.swa_full = self.swa_full
-        raw.kv_unified, raw.embeddings = self.kv_unified, self.embeddings
-        raw.is_head = self.is_head
-
-
-def _type_id(name: str) -> int:
-    """The engine's number for a type."""
-    type_id: int = lib.llama_spec_type_id(name.encode())
-    check(min(type_id, 0), f"cannot use the type {name}")
-    return type_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pyllama_spec.speculative.controller.base import Span
@@ -31,10 +31,7 @@ class SourceCounts:
     def as_dict(self) -> dict[str, int | float]:
         """The counts and the rate for JSON; the rate is 0 if nothing was verified."""
         rate = self.accepted / self.drafted if self.drafted else 0.0
-        return {
-            "rounds": self.rounds, "proposed": self.proposed, "drafted": self.drafted,
-            "accepted": self.accepted, "acceptance_rate": rate,
-        }  # fmt: skip
+        return {**asdict(self), "acceptance_rate": rate}
 
 
 def source_of(span: Span) -> str:
@@ -338,31 +335,19 @@ def _count_in(histogram: list[int], value: int, n: int = 1) -> None:
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of one generation, without the time of a stream's consumer.
+    """Seconds of one generation, without the time of a stream's consumer."""
 
-    Attributes:
-        load_s: the seconds of loading the files, the draft's too.
-        draft_load_s: the part of that for the draft: opening it, and measuring verify batches for
-            it.
-        prompt_s: the seconds of the prompt, to its first token.
-        decode_s: the seconds of all rounds.
-        draft_s: the part of those in the drafter.
-        verify_s: the part of those in the target's decode.
-        n_decoded: the number of tokens that the rounds committed.
-        queue_s: the seconds from the call to the start of its computation: waiting for other
-            requests, and for a stream also for its reader.
-        first_token_s: the seconds from the call to the first token; 0 until there is one.
-    """
-
-    load_s: float = 0.0
-    draft_load_s: float = 0.0
-    prompt_s: float = 0.0
-    decode_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    n_decoded: int = 0
+    load_s: float = 0.0  # loading the files, the draft's too
+    draft_load_s: float = 0.0  # of that the draft: opening it, measuring verify batches for it
+    prompt_s: float = 0.0  # the prompt, to its first token
+    decode_s: float = 0.0  # all rounds
+    draft_s: float = 0.0  # of those in the drafter
+    verify_s: float = 0.0  # of those in the target's decode
+    n_decoded: int = 0  # the number of tokens that the rounds committed
+    # From the call to the start of its computation: waiting for other requests, and for a stream
+    # also for its reader.
     queue_s: float = 0.0
-    first_token_s: float = 0.0
+    first_token_s: float = 0.0  # from the call to the first token; 0 until there is one
 
     def plus(self, other: Timing) -> Timing:
         """The sum with a request that continued after this one; the load counts once."""
@@ -383,15 +368,8 @@ class Timing:
 
     def as_dict(self) -> dict[str, float]:
         """The `timing` object for JSON."""
-        return {
-            "load_s": self.load_s,
-            "draft_load_s": self.draft_load_s,
-            "queue_s": self.queue_s,
-            "first_token_s": self.first_token_s,
-            "prompt_s": self.prompt_s,
-            "decode_s": self.decode_s,
-            "draft_s": self.draft_s,
-            "verify_s": self.verify_s,
-            "overhead_s": self.overhead_s,
-            "decode_tps": self.decode_tps,
-        }
+        names = (
+            "load_s", "draft_load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s",
+            "verify_s", "overhead_s", "decode_tps",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
