@@ -35,7 +35,7 @@ from torch import Tensor
 from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train.config import DFlashTrainConfig
-from pyllama_spec.train.corpus.selection import token_counts
+from pyllama_spec.train.corpus.selection import Sample, token_counts
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.attention import Span, attend, spans_of
 from pyllama_spec.train.run.head import (
@@ -123,7 +123,7 @@ class DFlashShape(DraftShape):
         """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
         d, r = self.n_embd, self.markov_rank
         sizes: dict[str, tuple[int, ...]] = {
-            "fc.weight": (d, len(self.target_layers) * self.n_embd_target),
+            "fc.weight": (d, len(self.target_layers) * d),
             "enc.output_norm.weight": (d,),
         }
         for i in range(self.n_layer):
@@ -156,7 +156,7 @@ class DFlashHead(DraftHead):
         """The keys and values of features, in every layer.
 
         Args:
-            features: [n, n_layers * n_embd_target] float32.
+            features: [n, n_layers * n_embd] float32.
             positions: [n] int64.
 
         Returns:
@@ -224,7 +224,7 @@ def initialise(
     output: npt.NDArray[np.float32],  # [n_vocab, n_embd] float32, the target's output rows
     # [n_embd] float32, the target's last norm, which is folded into the rows
     output_norm: npt.NDArray[np.float32] | None,
-    # [n_layers * n_embd_target] float32, the RMS of each feature channel
+    # [n_layers * n_embd] float32, the RMS of each feature channel
     channel_rms: npt.NDArray[np.float32],
     seed: int,  # the seed of the random weights
 ) -> None:
@@ -245,8 +245,7 @@ def initialise(
     with torch.no_grad():
         draw_matrices(head, gains, generator)
         fc = head.weight("fc.weight")
-        if shape.n_embd == shape.n_embd_target:
-            fc[:, -shape.n_embd :] += torch.eye(shape.n_embd)
+        fc[:, -shape.n_embd :] += torch.eye(shape.n_embd)
         # A channel that hardly varies carries little information, however small it is.
         floor = 0.1 * np.median(channel_rms)
         fc /= torch.from_numpy(np.maximum(channel_rms, max(floor, 1e-6)).astype(np.float32))
@@ -290,13 +289,8 @@ def set_induction_heads(
     # an initialised head whose first slot drafts, with n_head equal to n_head_kv; any other stays
     # unchanged
     head: DFlashHead,
-    # [n, n_embd_target] float32, the first layer input that the draft reads
-    rows: npt.NDArray[np.float32],
-    tokens: npt.NDArray[np.int64],  # [n] int64, the tokens of these rows
-    last: npt.NDArray[np.float32],  # [n, n_embd_target] float32, the last layer input that it reads
+    seen: Sample,
     counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
-    # [n_layers * n_embd_target] float32, the RMS of each feature channel
-    channel_rms: npt.NDArray[np.float32],
     seed: int,  # the seed of the directions
 ) -> float:
     """Sets two thirds of the heads as induction heads that also look at the row before the block.
@@ -305,25 +299,26 @@ def set_induction_heads(
     """
     shape = head.shape
     d, size = shape.n_embd, shape.head_size
-    if shape.first_slot or shape.n_head != shape.n_head_kv or d != shape.n_embd_target:
+    if shape.first_slot or shape.n_head != shape.n_head_kv:
         return 0.0
     used = max(int(_SHARE * shape.n_head), 1) * size
     n = used // size * (size // 2)
     weights = torch.from_numpy(counts).double() + 0.1
     embedding = normed(head.embedding.double(), shape.rms_eps)
     directions = equal_directions(embedding, weights / weights.sum(), n, seed)
-    scale = torch.from_numpy(np.maximum(channel_rms[:d], 1e-6)).double()
-    x = torch.from_numpy(rows).double() / scale
-    token_map, r2 = fit_token_map(x, (embedding @ directions.T)[torch.from_numpy(tokens)])
+    scale = torch.from_numpy(np.maximum(seen.channel_rms[:d], 1e-6)).double()
+    x = torch.from_numpy(seen.rows).double() / scale
+    token_map, r2 = fit_token_map(x, (embedding @ directions.T)[torch.from_numpy(seen.tokens)])
     if r2 < MIN_R2:
         return r2
     weights[shape.mask_token] = weights.sum()  # as often as all others: it is in most slots
     upright = _one_of(embedding, weights)
-    end_scale = torch.from_numpy(np.maximum(channel_rms[-d:], 1e-6)).double()
-    both = torch.cat((x, torch.from_numpy(last).double() / end_scale), dim=1)
+    last = torch.from_numpy(seen.last)
+    end_scale = torch.from_numpy(np.maximum(seen.channel_rms[-d:], 1e-6)).double()
+    both = torch.cat((x, last.double() / end_scale), dim=1)
     one = _one_of(both, None)
     space = _Space(upright / upright.norm(), used, n, seed)
-    _set_first_layer(head, space, directions, token_map / scale, torch.from_numpy(last))
+    _set_first_layer(head, space, directions, token_map / scale, last)
     with torch.no_grad():
         fc = head.weight("fc.weight")
         fc[:, :d] -= torch.outer(space.upright, one[:d] / scale).float()
@@ -376,7 +371,7 @@ def _set_first_layer(
         head: the draft.
         space: the layout of a row.
         directions: [n, n_embd], the directions that distinguish tokens.
-        token_map: [n, n_embd_target], the map from the first layer input to these directions.
+        token_map: [n, n_embd], the map from the first layer input to these directions.
         last: see set_induction_heads().
     """
     d, size, used = head.shape.n_embd, head.shape.head_size, space.used
@@ -460,7 +455,6 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         return DFlashShape(
             n_vocab=info.n_vocab,
             n_draft_vocab=n_draft_vocab,
-            n_embd_target=info.n_embd,
             n_layer=int(keys["block_count"]),
             block_size=int(keys["block_size"]),
             mask_token=int(keys[MASK_KEY]),
@@ -488,9 +482,7 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         head = DFlashHead(self.shape(start), weights.embedding, start.vocab.d2t)
         seen = sample_of(start)
         initialise(head, weights.output, weights.output_norm, seen.channel_rms, seed)
-        r2 = set_induction_heads(
-            head, seen.rows, seen.tokens, seen.last, counts, seen.channel_rms, seed
-        )
+        r2 = set_induction_heads(head, seen, counts, seed)
         if self.config.head.markov_rank:
             reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
         piece = self.model.vocab.piece(mask, special=True).decode("utf-8", "replace")

@@ -176,7 +176,7 @@ def read_shape(path: Path, info: ModelInfo) -> MtpShape:
     has_experts = f"blk.{block}.ffn_gate_inp.weight" in tensors
     shape = MtpShape(
         n_vocab=info.n_vocab, n_draft_vocab=info.n_vocab, n_embd=info.n_embd,
-        n_embd_target=info.n_embd, target_layers=(HEAD_ROWS,), n_head=n_head, n_ff=0,
+        target_layers=(HEAD_ROWS,), n_head=n_head, n_ff=0,
         rope_base=keys.real("rope.freq_base", 10000.0), rms_eps=rms_eps,
         arch=info.arch, block=block, **_attention(keys, tensors, family, n_head),
         last_eps=keys.real("attention.layer_norm_epsilon") if family.has_centred_norm else rms_eps,

@@ -72,11 +72,6 @@ class Piece:
     sequence: TextSequence  # its tokens; the mask marks those to learn
     windows: list[tuple[int, TextSequence]]  # the start of each window, and its sequence
 
-    @property
-    def n_window_tokens(self) -> int:
-        """The number of tokens of all windows."""
-        return sum(len(window.tokens) for _, window in self.windows)
-
 
 def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[int]:
     """The newest texts that together have n tokens of a target's own."""

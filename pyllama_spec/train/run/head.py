@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,7 @@ class DraftShape(ABC):
 
     n_vocab: int  # the target's vocabulary
     n_draft_vocab: int  # the number of tokens that it can draft
-    n_embd: int  # width of its rows, and of the target's embedding
-    n_embd_target: int  # width of the target's rows
+    n_embd: int  # width of its rows, and of the target's
     target_layers: tuple[int, ...]  # the layer inputs that it reads
     n_head: int  # attention heads
     n_head_kv: int
@@ -99,10 +98,6 @@ class DraftShape(ABC):
     def head_size(self) -> int:
         """The size of an attention head."""
         return self.n_embd // self.n_head
-
-    def as_dict(self) -> dict[str, Any]:
-        """The sizes as JSON types."""
-        return {**asdict(self), "target_layers": list(self.target_layers)}
 
     def keys(self) -> dict[str, Any]:
         """The GGUF keys common to all kinds of draft, without the architecture's prefix."""

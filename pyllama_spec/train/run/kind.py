@@ -104,7 +104,6 @@ class Kind(ABC, Generic[H, C]):
             "n_vocab": info.n_vocab,
             "n_draft_vocab": len(start.vocab.d2t),
             "n_embd": info.n_embd,
-            "n_embd_target": info.n_embd,
             "target_layers": start.layers,
             "n_head": n_head,
             "n_head_kv": wanted.n_head_kv or (info.n_head_kv if fits else n_head),
