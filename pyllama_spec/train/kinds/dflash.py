@@ -1,24 +1,17 @@
 """DFlash drafts as a PyTorch module: layers like Qwen3's, computed for many blocks at once.
 
-Rows of features become keys and values of every layer (they are injected); a block is the known
-token and masks, whose rows attend to the features before it and to each other. RoPE turns
-number i with number i + size / 2 here as in the GGUF.
-
-A block that begins at P0 sees the features of x[0] .. x[P0], has x[P0+1] in its first slot, and
-drafts x[P0+2], x[P0+3], ...: depth s is the text's token P0+2+s, which the target's distribution
-after token P0+1+s is about. So a block stands where a chain of EAGLE-3 does.
+Rows of features become keys and values of every layer; a block is the known token and masks, whose
+rows attend to the features before it and to each other. RoPE turns number i with number
+i + size / 2. A block that begins at P0 sees the features of x[0] .. x[P0], has x[P0+1] in its first
+slot, and drafts x[P0+2], x[P0+3], ...: it stands where a chain of EAGLE-3 does.
 
 Induction heads copy the token after an earlier occurrence. The row of a token x[j] shows in its
 first layer input which token that is, and in its last one what the target says next, which is
 x[j+1] where the text is greedy. So heads of the first layer, whose query is the known token of a
 block, find the rows of that token and hand on what the target said there, in the output's own
-directions. Only the slot of the known token has such a query: blocks begin like this where it
-drafts (sample_from_anchor). What follows two tokens later no row says, and rows do not tell the
-token before theirs (R^2 0.05 on SmolLM2).
-
-Heads of the second layer start by attending to the row just before the block, wherever it is: all
-that the target knew when it chose the known token. EAGLE-3 has that row as its input; a block has
-to find it by its position.
+directions. Only the slot of the known token has such a query, so it has to draft. Heads of the
+second layer start by attending to the row just before the block: all that the target knew when it
+chose the known token. EAGLE-3 has that row as its input; a block finds it by its position.
 """
 
 from __future__ import annotations
@@ -95,10 +88,7 @@ class DFlashShape(DraftShape):
 
     @property
     def first_slot(self) -> int:
-        """The first slot of a block that drafts.
-
-        Readers of a file without a matrix of followers expect no token of the anchor's slot.
-        """
+        """The first slot that drafts; without followers, readers expect none of the anchor's."""
         return 0 if self.markov_rank else 1
 
     @property
@@ -153,14 +143,9 @@ class DFlashHead(DraftHead):
         self.shape = shape
 
     def inject(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The keys and values of features, in every layer.
+        """The keys and values of features, in every layer: of each two [n, n_head_kv, head_size].
 
-        Args:
-            features: [n, n_layers * n_embd] float32.
-            positions: [n] int64.
-
-        Returns:
-            For each layer two arrays [n, n_head_kv, head_size].
+        Features are [n, n_layers * n_embd] float32, positions [n] int64.
         """
         rows = self._norm(self._linear(features, "fc.weight"), "enc.output_norm.weight")
         rotation = self._angles(positions)
@@ -179,11 +164,7 @@ class DFlashHead(DraftHead):
         injected: list[tuple[Tensor, Tensor]],  # the result of inject()
         spans: list[Span],  # the features that each block sees
     ) -> Tensor:
-        """Computes the rows of many blocks that give logits.
-
-        Returns:
-            [c, block_size, n_embd] float32, normalised.
-        """
+        """The rows of many blocks that give logits: [c, block_size, n_embd] float32, normalised."""
         shape = self.shape
         slots = torch.arange(shape.block_size, device=anchors.device)
         ids = torch.full((len(anchors), len(slots)), shape.mask_token, device=anchors.device)
@@ -343,14 +324,7 @@ def _is_sure(x: Tensor, weights: Tensor | None, direction: Tensor) -> bool:
 
 
 class _Space:
-    """The directions of a row, and their initial use.
-
-    Attributes:
-        upright: [n_embd], a direction with slots on one side and rows of features on the other.
-        axes: [n_embd, n_embd - 1], the other directions.
-        used: the numbers of the initialised heads.
-        n_token, n_next: the numbers of axes for the token, and for the token after it.
-    """
+    """The directions of a row, and their initial use."""
 
     def __init__(self, upright: Tensor, used: int, n_token: int, seed: int) -> None:
         d = len(upright)
@@ -367,12 +341,8 @@ def _set_first_layer(
 ) -> None:
     """Sets the first layer and the encoding of features.
 
-    Args:
-        head: the draft.
-        space: the layout of a row.
-        directions: [n, n_embd], the directions that distinguish tokens.
-        token_map: [n, n_embd], the map from the first layer input to these directions.
-        last: see set_induction_heads().
+    `directions` [n, n_embd] tell tokens apart; `token_map` leads to them from the first layer
+    input.
     """
     d, size, used = head.shape.n_embd, head.shape.head_size, space.used
     n, n_next = space.n_token, space.n_next
@@ -523,12 +493,8 @@ def choose_mask_token(
     """A token without occurrences: its row of the target's embedding becomes the mask's.
 
     A mask token of the vocabulary comes first, then the last control token that neither ends a text
-    nor occurs in one, then the last ordinary one that does not occur, then the rarest.
-
-    Args:
-        vocab: the target's vocabulary.
-        counts: [n_vocab] int64, the occurrences of each token in the text.
-        embedding: [n_vocab, n_embd] float32, the target's embedding.
+    nor occurs in one, then the last ordinary one that does not occur, then the rarest. `counts` are
+    the occurrences of each token in the text, [n_vocab] int64.
     """
     mask = vocab.special("mask")
     if mask is not None:

@@ -1,14 +1,11 @@
 """EAGLE-3 heads: the head as a PyTorch module (docs/eagle3.md), its first weights, its file.
 
-RoPE turns neighbours (2i, 2i+1) here as in the GGUF. The chains of run/chains.py are its objective.
-
-Induction heads. Text repeats itself, and a draft that sees it is right for as long as it does. A
-head of one layer can: the row of x[P] says x[P] in its low layers, so that a query made of the
-token x[P+1] finds the pairs whose row belongs to that same token, and the token of such a pair is
-what followed. (In models of several layers two of them do this together: "induction heads", arXiv
-2209.11895.) Left to itself training finds it late: on SmolLM2, after 2,379 batches, drafts were
-right in 47% of the places where four tokens and what follows had been there before, and a head that
-begins like this is so in 54% before its first batch.
+RoPE turns neighbours (2i, 2i+1) here as in the GGUF. Induction heads copy where a text repeats
+itself: the row of x[P] says x[P] in its low layers, so that a query made of the token x[P+1] finds
+the pairs whose row belongs to that token, and the token of such a pair is what followed. (In models
+of several layers two of them do this together: arXiv 2209.11895.) Left to itself training finds it
+late: on SmolLM2, after 2,379 batches, drafts were right in 47% of the places where four tokens and
+what follows had been there before; a head that begins like this is so in 54% before its first.
 """
 
 from __future__ import annotations
@@ -143,8 +140,8 @@ def initialise(
     """Sets the initial weights.
 
     The last layer input passes through `fc` as it is, and the output's rows point where the
-    target's do: so the head begins with what the target was about to say, and learns the step
-    beyond it.
+    target's do: the head begins with what the target was about to say, and learns the step beyond
+    it.
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)
     d = shape.n_embd
@@ -171,10 +168,9 @@ def set_induction_heads(
 ) -> float:
     """Makes two thirds of the attention heads induction heads, if the input identifies the token.
 
-    Each of them compares tokens along directions of its own, which are scaled to equal spread so
-    that frequent tokens do not look alike. Queries and keys are in the half of a head's numbers
-    that RoPE turns slowest. The copied token is added along the widest directions of the output's
-    rows.
+    Each compares tokens along directions of its own, scaled to equal spread so that frequent tokens
+    do not look alike, in the half of a head's numbers that RoPE turns slowest. The copied token is
+    added along the widest directions of the output's rows.
     """
     shape = head.shape
     if shape.n_head != shape.n_head_kv:

@@ -1,8 +1,7 @@
 """The shape of a GGUF's MTP head, and whether it can be trained.
 
-A head is one block after the layers. It norms the embedding of a token and a row, joins them by a
-matrix, and goes through attention and a feed-forward part like a layer's. What that part is depends
-on the architecture; tensors of the block that its architecture here does not know are refused by
+A head is one block after the layers: norms, a joining matrix, attention and a feed-forward part
+that depends on the architecture. Tensors that its architecture here does not know are refused by
 name, since a gradient through half a graph makes a head that no engine computes.
 """
 

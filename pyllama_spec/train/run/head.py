@@ -146,10 +146,7 @@ def default_n_head(n_embd: int, target_n_head: int) -> int:
 class DraftHead(nn.Module):
     """The weights of a draft by GGUF name, and the common parts of transformers.
 
-    Args:
-        shape: its sizes.
-        embedding: [n_vocab, n_embd] float32, the target's; not trained, and not saved in the state.
-        d2t: [n_draft_vocab] int64, the target's id of each draft id.
+    The embedding, [n_vocab, n_embd], is the target's: not trained, and not saved in the state.
     """
 
     embedding: Tensor
@@ -241,13 +238,9 @@ def target_output(
 ) -> Tensor:
     """The target's output rows of the draft vocabulary, [n_draft_vocab, n_embd].
 
-    The rows lose what they have in common, which no softmax sees, and are scaled to logits of unit
-    size: a head that is sure without reason would first have to unlearn that.
-
-    Args:
-        head: the head with the draft vocabulary.
-        output: [n_vocab, n_embd] float32, the target's output rows.
-        output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
+    They lose what they have in common, which no softmax sees, and are scaled to logits of unit
+    size: a head that is sure without reason would first have to unlearn that. `output_norm`, the
+    target's last norm, is folded in.
     """
     rows = torch.from_numpy(output)[head.d2t.cpu()]
     if output_norm is not None:

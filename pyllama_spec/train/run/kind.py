@@ -68,11 +68,9 @@ class Kind(ABC, Generic[H, C]):
     Attributes:
         title: its name in messages.
         head_class: the class of its heads.
-        must_gain: whether the initial head drafts already: a file that is no better on held-out
-            text is not written.
+        must_gain: whether a file that is no better on held-out text than the initial head is not
+            written.
         n_steps: the tokens of a draft.
-        config: the configuration of the run.
-        model: the target.
     """
 
     title: str
