@@ -27,7 +27,7 @@ from tests.train.chains import logits_of_steps, random_texts
 Floats = npt.NDArray[np.float32]
 N_VOCAB, N_EMBD, N_DRAFT = 320, 64, 96
 SHAPE = HeadShape(
-    n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD, n_embd_target=N_EMBD,
+    n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD,
     target_layers=(1, 2, 3), n_head=4, n_head_kv=2, n_ff=96, is_plain=False, rope_base=10000.0,
     rms_eps=1e-5,
 )  # fmt: skip

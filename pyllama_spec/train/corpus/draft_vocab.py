@@ -129,11 +129,7 @@ def choose_size(
 ) -> int:
     """Chooses the size with most tokens per byte, up to a tenth of the target if possible.
 
-    Args:
-        covered: the result of coverage().
-        weighs: gives the head's bytes by vocabulary size.
-        target_bytes: the bytes of the target's weights.
-        n_least: the least number of tokens.
+    `covered` is the result of coverage(); `weighs` gives the head's bytes by size.
     """
     n_vocab = len(covered) - 1
     least = -(-max(n_least, _LEAST) // _STEP) * _STEP

@@ -2,9 +2,9 @@
 
 A task is one or two requests on a sequence: the user's turn, if the target writes it, and the
 answer. The prompt that all tasks share is decoded once per sequence; a longer rest has a decode of
-its own, so that how its rows are computed does not depend on what else runs; a shorter one is read
-a token a round beside the others. So a text comes out the same whatever runs beside it, on the CPU
-with types whose rows do not depend on the batch, and an interrupted run can continue where it was.
+its own, a shorter one is read a token a round beside the others. So a text comes out the same
+whatever runs beside it, on the CPU with types whose rows do not depend on the batch, and an
+interrupted run can continue where it was.
 """
 
 from __future__ import annotations
@@ -34,12 +34,7 @@ The likeliest is first; of equal ones the smaller id.
 
 
 def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
-    """The k likeliest tokens of a row, or all if there are fewer.
-
-    Args:
-        logits: [n_vocab] float32.
-        k: the number of tokens.
-    """
+    """The k likeliest tokens of a row, [n_vocab] float32, or all if there are fewer."""
     highest = logits.max()  # nan where one of them is
     if not np.isfinite(highest):
         raise TrainError(

@@ -3,18 +3,13 @@
 A pair is a token with the row of the one before, or in a draft with the head's own last row:
 
     e, h     the norms of the token's embedding and of the row
-    x        eh_proj of both, the residual stream of the block
-    x        + attention, + feed-forward part
+    x        eh_proj of both, the residual stream of the block, + attention, + feed-forward part
     row      the last norm of x: what the next step reads, and what gives logits
 
 Trained tensors have the names and shapes of the GGUF. The experts, their router, matrices for each
-head and the tables of the vocabulary stay as they are, and no checkpoint holds them.
-
-A chain starts at a place P with the token x[P] that is known and the target's row of x[P-1]
-(drafters/kinds.py), and is otherwise one of run/chains.py; what is learned flows back through the
-rows of all its steps. A file with a head alone has the keys of its target, the tables of the
-vocabulary and the block of the head. Untrained tensors are copied byte by byte, in whatever type
-they are.
+head and the tables of the vocabulary stay as they are: no checkpoint holds them, and the file of a
+head copies them byte by byte. A chain starts at a place P with the token x[P] and the target's row
+of x[P-1] (drafters/kinds.py), and is otherwise one of run/chains.py.
 """
 
 from __future__ import annotations
@@ -64,14 +59,7 @@ _OWN_KEYS = (
 
 
 class MtpHead(ChainHead):
-    """A head; see ChainHead.
-
-    Args:
-        shape: its sizes.
-        embedding: [n_vocab, n_embd] float32, the embedding that the head reads.
-        d2t: [n_draft_vocab] int64, the tokens in the loss.
-        fixed: the tensors that stay unchanged, float32, by their GGUF names.
-    """
+    """A head; see ChainHead. `fixed` are the tensors that stay unchanged, by their GGUF names."""
 
     offset = 1
 

@@ -30,11 +30,10 @@ from pyllama_spec.train.run.texts import load, with_fewer_right
 
 
 class Checkpoints:
-    """The states of a fit: "last" to continue from, and "best" to export.
+    """The states of a fit, "last" to continue from and "best" to export, in the files of a folder.
 
-    Args:
-        folder: where files keep them; None for a fit that keeps the best one in memory.
-        identity: what the fit has to have in common with the one that wrote the files.
+    Without a folder the best one is kept in memory. `identity` is what a fit has to have in common
+    with the one that wrote the files.
     """
 
     def __init__(self, folder: Path | None, identity: dict[str, Any]) -> None:
@@ -107,17 +106,10 @@ class FitState:
 
 
 class Fit(Generic[H]):
-    """One fit of a head.
+    """One fit of a head, which is on its device with its initial weights.
 
-    Args:
-        kind: the kind of the draft, with the configuration of the run.
-        head: the head on its device, with its initial weights.
-        text: the text to train and measure on.
-        checkpoints: the files of its states.
-        bf16: whether to compute products in bfloat16.
-        reporter: receives the progress.
-        right_share: the share to learn from of the drafts that were right when the text was made,
-            drawn anew in each batch.
+    `right_share` is the share to learn from of the drafts that were right when the text was made,
+    drawn anew in each batch.
     """
 
     def __init__(

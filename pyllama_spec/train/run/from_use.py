@@ -1,13 +1,10 @@
 """Trains a draft further from its owner's use: on answers, and on the draft's errors.
 
 The texts are those of a draft memory, only ids; the target's features of them are computed again,
-into unnamed files. So a run leaves only the draft, which replaces the previous one only if it is
-better on held-out texts. The previous one stays under another name.
-
-A store holds a conversation in parts: each has what a turn added, after the MAX_MATCH tokens before
-it. The target read everything before a part, so the parts are joined again. A text longer than the
-read limit is cut into overlapping pieces. The parts to learn from are cut out of them in windows,
-since a head sees no further than a window during the fit.
+into unnamed files, so that a run leaves only the draft. A store holds a conversation in parts: each
+has what a turn added, after the MAX_MATCH tokens before it. The target read everything before a
+part, so the parts are joined again. A text longer than the read limit is cut into overlapping
+pieces, and the windows to learn from are cut out of them.
 """
 
 from __future__ import annotations
@@ -71,11 +68,6 @@ class Piece:
     key: float  # the key of the thread
     sequence: TextSequence  # its tokens; the mask marks those to learn
     windows: list[tuple[int, TextSequence]]  # the start of each window, and its sequence
-
-    @property
-    def n_window_tokens(self) -> int:
-        """The number of tokens of all windows."""
-        return sum(len(window.tokens) for _, window in self.windows)
 
 
 def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[int]:
@@ -230,12 +222,7 @@ class UseReport:
 
 
 class UseRun(RunBase[H]):
-    """One run.
-
-    Args:
-        kind: the kind of the draft, with the configuration of the run.
-        reporter: receives the progress.
-    """
+    """One run."""
 
     def __init__(self, kind: Kind[H, Any], reporter: Reporter) -> None:
         config: RunConfig = kind.config

@@ -68,8 +68,7 @@ def read_init_draft(
     check_same(
         path,
         ("a vocabulary", shape.n_vocab, target.n_vocab),
-        ("rows", shape.n_embd_target, target.n_embd),
-        ("a width", shape.n_embd, target.n_embd),
+        ("rows", shape.n_embd, target.n_embd),
     )
     if not len(d2t) or (np.diff(d2t) <= 0).any() or d2t[0] < 0 or d2t[-1] >= target.n_vocab:
         raise TrainError(_unlike(path, "it has no d2t that rises within the target's vocabulary"))

@@ -68,11 +68,9 @@ class Kind(ABC, Generic[H, C]):
     Attributes:
         title: its name in messages.
         head_class: the class of its heads.
-        must_gain: whether the initial head drafts already: a file that is no better on held-out
-            text is not written.
+        must_gain: whether a file that is no better on held-out text than the initial head is not
+            written.
         n_steps: the tokens of a draft.
-        config: the configuration of the run.
-        model: the target.
     """
 
     title: str
@@ -104,7 +102,6 @@ class Kind(ABC, Generic[H, C]):
             "n_vocab": info.n_vocab,
             "n_draft_vocab": len(start.vocab.d2t),
             "n_embd": info.n_embd,
-            "n_embd_target": info.n_embd,
             "target_layers": start.layers,
             "n_head": n_head,
             "n_head_kv": wanted.n_head_kv or (info.n_head_kv if fits else n_head),

@@ -31,15 +31,10 @@ class Step:
 
 
 def that_go_on(step: Step, texts: Texts, ends: Tensor) -> Tensor:
-    """The drafts that make another step, [c'] int64.
+    """The drafts that make another step, [c'] int64; `ends` are the ends of their texts, [c].
 
     A draft ends at the end of its text, at a token that need not be learned, and after a token
     outside the draft vocabulary. It also ends if Step.goes_on is False.
-
-    Args:
-        step: the step that was taken.
-        texts: the batch.
-        ends: [c] int64, the end of each draft's text.
     """
     nxt = step.at + 1  # the drafted token; the next step predicts the one after it
     runs = texts.in_vocab[nxt] & (nxt + 1 < ends)
@@ -158,13 +153,11 @@ def count_accepted(head: DraftHead, steps: Iterator[Step], texts: Texts) -> Tens
 class SoftCrossEntropy(torch.autograd.Function):
     """Cross-entropy to the target's distribution within the draft vocabulary.
 
-    The target's distribution is cut to the tokens that can be drafted and divided by what remains,
-    w; the result counts w: -w sum(p / w log q) = -sum(p log q). So a place where the target prefers
-    tokens that cannot be drafted hardly counts.
-
-    Logits are as wide as the draft vocabulary, and keeping them for a backward pass costs more time
-    than the products: their gradient, w softmax - p, is made at once, chunk by chunk, and kept only
-    where the matrix is trained.
+    The target's distribution is cut to the tokens that can be drafted: -sum(p log q). So a place
+    where the target prefers tokens that cannot be drafted hardly counts. Logits are as wide as the
+    draft vocabulary, and keeping them for a backward pass costs more time than the products: their
+    gradient, w softmax - p with w = sum(p), is made at once, chunk by chunk, and kept only where
+    the matrix is trained.
     """
 
     @staticmethod

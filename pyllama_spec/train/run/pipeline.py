@@ -80,13 +80,7 @@ class TrainReport:
 
 
 class RunBase(Generic[H]):
-    """What runs of both sorts have: a kind of draft on a target, and the earlier draft if any.
-
-    Args:
-        kind: the kind of the draft, with the configuration of the run.
-        init_path: the draft to begin with; None for a new one.
-        reporter: receives the progress.
-    """
+    """What runs of both sorts have: a kind of draft on a target, and the earlier draft if any."""
 
     def __init__(self, kind: Kind[H, Any], init_path: Path | None, reporter: Reporter) -> None:
         config: RunConfig = kind.config
@@ -324,10 +318,7 @@ def device_of(config: RunConfig) -> str:
 def wants_bf16(config: RunConfig, device: str, path: Path | None = None) -> bool:
     """Whether to compute products in bfloat16: "auto" measures on the CPU if they are faster.
 
-    Args:
-        config: the configuration of the run.
-        device: "cpu" or "cuda".
-        path: the file of what the first of several runs measured.
+    `path` is the file of what the first of several runs measured.
     """
     if config.fit.precision != "auto":
         return config.fit.precision == "bf16"
