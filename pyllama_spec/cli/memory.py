@@ -143,23 +143,17 @@ def _show(args: argparse.Namespace) -> int:
             newest = [
                 upkeep.bytes_of(model.vocab, one.ids).decode("utf-8", "replace") for one in texts
             ]
-    is_later_part = upkeep.later_parts(store, texts)
     facts = _facts(store)
     if args.json:
         rows = [
-            {
-                "text": text, "minute": one.minute, "tokens": len(one.ids), "used": one.n_used,
-                "continues": is_later,
-            }
-            for one, text, is_later in zip(texts, newest, is_later_part, strict=True)
-        ]  # fmt: skip
+            {"text": text, "minute": one.minute, "tokens": len(one.ids), "used": one.n_used}
+            for one, text in zip(texts, newest, strict=True)
+        ]
         print(json.dumps({**facts, "newest": rows}))
         return 0
     say(_summary(store))
-    if any(is_later_part):
-        say("a text after ... continues one that the store holds already")
-    for one, text, is_later in zip(texts, newest, is_later_part, strict=True):
-        line = "... " * is_later + escaped(" ".join(text.split())[:_SHOWN_CHARACTERS])
+    for one, text in zip(texts, newest, strict=True):
+        line = escaped(" ".join(text.split())[:_SHOWN_CHARACTERS])
         say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
     return 0
 

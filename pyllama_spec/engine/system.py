@@ -103,7 +103,7 @@ def stock_kernels() -> Iterator[None]:
 def all_threads() -> Iterator[None]:
     """Makes this thread decode with all threads of a context, even where fewer are faster.
 
-    Fewer are faster if other programs use the cores (`Context.thread_use`). The numbers are equal.
+    Fewer are faster if other programs use the cores. The numbers are equal.
     """
     lib.llama_spec_set_all_threads(True)
     try:

@@ -11,7 +11,6 @@ import pytest
 
 from pyllama_spec import ArgumentError, files
 from pyllama_spec.chat.prompt_file import read_prompt_file
-from pyllama_spec.cli.line_editor import LineEditor
 from pyllama_spec.files import check_no_pipe, read_text
 from pyllama_spec.llama_cpp import LlamaGrammar
 from pyllama_spec.llama_cpp import server as llama_cpp_server
@@ -64,7 +63,6 @@ def test_a_pipe_with_a_name_is_opened_by_nobody(tmp_path: Path) -> None:
     os.close(writing)
     for call in (
         lambda: LogFile(path, "serve"), lambda: LlamaGrammar.from_file(path),
-        lambda: LineEditor(path),
         lambda: llama_cpp_server.plan(["--config_file", str(path)], {}),
     ):  # fmt: skip
         with pytest.raises(ArgumentError):

@@ -271,23 +271,6 @@ class _Untouched:
         """Does nothing."""
 
 
-def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
-    """For each text, whether it continues another one.
-
-    Of a conversation a store keeps each turn's new part, and of a file parts of PART_TOKENS.
-    """
-    known = store.texts()
-    places = {one.key: i for i, one in enumerate(known)}
-    parents = parents_of(known, {places[one.key] for one in texts})
-
-    def is_later(i: int) -> bool:
-        parent = parents[i]
-        continues = parent is not None and parent[1] > MAX_MATCH
-        return continues or (i > 0 and len(known[i - 1].ids) == PART_TOKENS)
-
-    return [is_later(places[one.key]) for one in texts]
-
-
 def is_part(data: bytes, wanted: bytes) -> bool:
     """Whether a text contains another one, lies in it, or overlaps it at one of its ends.
 
