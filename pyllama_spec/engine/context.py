@@ -76,9 +76,6 @@ class Transfers(NamedTuple):
         return Transfers(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-NO_TRANSFERS = Transfers()
-
-
 def read_transfers(handle: Any, *, with_drafts: bool) -> Transfers:
     """The transfers of a context, or of all contexts that share its threads."""
     raw = ffi.new("struct llama_spec_transfers *")
