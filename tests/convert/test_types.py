@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from pyllama_spec.convert import Kind, convert_eagle3
+from pyllama_spec.convert import Kind, convert_draft
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import (
     Head,
@@ -106,14 +106,6 @@ def test_pieces_of_a_large_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert gguf_tensors(convert(folder, target=target, kind=kind).path) == whole
 
 
-def test_progress(tmp_path: Path) -> None:
-    shares: list[float] = []
-    convert_head(tmp_path, "specforge", make_head(), progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-    assert len(shares) == len(make_head().gguf)
-
-
 def broken(head: Head) -> Head:
     """A head whose fault is seen only while it is written."""
     head.tensors["lm_head.weight"] = head.tensors["lm_head.weight"].copy()
@@ -153,7 +145,7 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(builtins, "__import__", no_gguf)
     with pytest.raises(ConversionError, match=r"pip install pyllama_spec\[convert\]"):
-        convert_eagle3(folder, target, tmp_path / "out.gguf")
+        convert_draft(folder, target, tmp_path / "out.gguf")
 
 
 def test_doubles_become_float32(tmp_path: Path) -> None:
