@@ -67,10 +67,3 @@ def test_a_pipe_with_a_name_is_opened_by_nobody(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ArgumentError):
             call()
-
-
-def test_half_of_a_character_in_a_line_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(r'{"messages": [{"role": "user", "content": "\udc00"}]}' + "\n")
-    with pytest.raises(ArgumentError):
-        read_prompt_file(path, are_named=False)
