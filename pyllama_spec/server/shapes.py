@@ -111,6 +111,12 @@ class Sampling(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], _MANY] | None = None
     guided_grammar: str | None = None
+    # Of other servers; a value that would change the text is refused: see keywords.py.
+    lora: Any = None
+    dynatemp_range: Any = None
+    t_max_predict_ms: Any = None
+    allowed_token_ids: Any = None
+    use_beam_search: Any = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
