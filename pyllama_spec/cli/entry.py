@@ -87,8 +87,11 @@ def _open_streams() -> None:
     """Prepares the standard streams so that any generated text can be printed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
-        if stream is None:  # closed before the program began: no other file may get its number
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+        if stream is None:
+            # Closed before the program began: no other file may get its number. Nobody reads what
+            # goes to a closed stdout, so that writing there fails.
+            number = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and mode == "w":
             # A terminal of another encoding shows "?" for what it lacks; the text continues.
             stream.reconfigure(errors="replace")
