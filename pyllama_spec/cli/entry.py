@@ -91,7 +91,7 @@ def _open_streams() -> None:
             # Closed before the program began: no other file may get its number. Nobody reads what
             # goes to a closed stdout, so that writing there fails.
             number = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
-            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
         elif isinstance(stream, io.TextIOWrapper) and mode == "w":
             # A terminal of another encoding shows "?" for what it lacks; the text continues.
             stream.reconfigure(errors="replace")
