@@ -177,15 +177,6 @@ def end_lines(generation: Generation, max_tokens: int) -> list[str]:
     return ["cut where the context ends: -c takes a longer one"]
 
 
-def _asked(stats: SpeculationStats) -> str:
-    """The number of rounds that asked the drafter, and of those that asked for copies alone."""
-    n_own = stats.asked - stats.asked_copies
-    asked = f"asked in {plural(n_own, 'round')}"
-    retries = f", {stats.probes} of them retries" if stats.probes else ""
-    copies = f", for copies alone in {stats.asked_copies}" if stats.asked_copies else ""
-    return f"{asked}{retries}{copies}"
-
-
 def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = True) -> list[str]:
     """The speed, and the drafter's share of it."""
     speed = (
@@ -206,8 +197,9 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
         )
         forced = f", {stats.forced} of them forced by the grammar" if stats.forced else ""
         lines.append(
-            f"controller {stats.controller}: {_asked(stats)}; {stats.drafted} of "
-            f"{stats.proposed} proposed tokens drafted (verified by the target){forced}"
+            f"controller {stats.controller}: asked in {plural(stats.asked, 'round')}; "
+            f"{stats.drafted} of {stats.proposed} proposed tokens drafted (verified by the "
+            f"target){forced}"
         )
     if stats.why_exact:
         lines.append(f"drafts were accepted exactly: {stats.why_exact}")

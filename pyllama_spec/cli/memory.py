@@ -92,14 +92,10 @@ def _bytes(args: argparse.Namespace) -> int | None:
 
 def _opened(path: Path, digest: bytes | None = None, **options: Any) -> Store:
     """Opens an existing store; checks its vocabulary against a digest if one is given."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         raise ArgumentError(
             problem=f"there is no draft memory {path}", remedy="make one with `memory build`"
-        ) from None
-    except OSError:
-        pass  # Store says why
+        )
     return Store(path, digest, **options)
 
 
@@ -159,30 +155,20 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    digest = None
-    for path in args.others:  # before anything is made
-        other = _opened(path, digest, is_read_only=True, whose=str(args.others[0]))
-        digest = other.digest
-        if args.store.exists() and path.samefile(args.store):
-            raise ArgumentError(
-                "store",
-                args.store,
-                problem="would be merged into itself",
-                remedy="name other stores",
-            )
-        other.close()
-    store = Store(args.store, digest, whose=str(args.others[0]))
-    bar = ProgressBar(f"merging into {args.store.name}")
-
-    def texts() -> Iterator[RememberedText]:
-        for i, path in enumerate(args.others):
-            other = _opened(path, digest, is_read_only=True)
-            yield from other.texts()
-            other.close()
-            bar((i + 1) / len(args.others))
-
-    with _none_left_empty(store):
-        n_new = store.take(texts())
+    if args.store.exists() and any(map(args.store.samefile, filter(Path.exists, args.others))):
+        raise ArgumentError(
+            "store", args.store, problem="would be merged into itself", remedy="name other stores"
+        )
+    whose = str(args.others[0])
+    digest, others = None, []
+    with contextlib.ExitStack() as opened:
+        for path in args.others:  # before anything is made
+            others.append(_opened(path, digest, is_read_only=True, whose=whose))
+            opened.callback(others[-1].close)
+            digest = others[-1].digest
+        store = Store(args.store, digest, whose=whose)
+        with _none_left_empty(store):
+            n_new = store.take(one for other in others for one in other.texts())
     say(f"{n_new} texts came in; {_summary(store)}")
     return 0
 
