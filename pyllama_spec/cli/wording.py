@@ -57,7 +57,9 @@ class Parser(argparse.ArgumentParser):
         """Ends the program: the command has no such options."""
         known = [word for action in self._actions for word in action.option_strings]
         guess = meant(unknown[0].partition("=")[0], known)
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+        # Without values: one may be a key that no log should have.
+        names = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
+        self.error(f"unrecognized arguments: {' '.join(names)}{guess}")
 
     def _command(self, parsed: argparse.Namespace) -> Parser:
         """The parser of the given command, down to the last subcommand."""
