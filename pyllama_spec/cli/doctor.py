@@ -43,7 +43,6 @@ from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.row_timing import in_order
-from pyllama_spec.speculative.scheduler import drafter_bound
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 
@@ -135,7 +134,7 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
             result.update(_measured_draft(args, model, drafter))
         if args.max_rows is None:
             widest = MAX_ROWS
-            if drafter is not None and (max_draft := drafter_bound(drafter).max_draft):
+            if drafter is not None and (max_draft := drafter.max_draft):
                 widest = min(widest, 1 + max_draft)
             args.max_rows = widest
         bar = ProgressBar("measuring verify batches")
@@ -168,7 +167,7 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
 
     The draft alone: the copies that a generation adds cost nothing.
     """
-    if not drafter_bound(drafter).max_draft:
+    if not drafter.max_draft:
         if not args.json:
             _field("draft", f"{drafter.name} drafts nothing: there is nothing to measure")
         return {}
@@ -348,7 +347,7 @@ def describe_draft(
         **facts,
         "n_proposed": n_proposed,
         "note": drafter.note,
-        "max_draft": drafter_bound(drafter).max_draft,
+        "max_draft": drafter.max_draft,
         "is_stepwise": drafter.is_stepwise,
         "step_ms": draft_ms[-1] / len(draft_ms),
         "draft_ms": draft_ms,
@@ -376,7 +375,7 @@ def _measure_drafts(
 ) -> tuple[list[float], int]:
     """The median milliseconds of drafts of 1, 2 ... tokens, and the longest draft's length."""
     layers = drafter.target_layers
-    max_draft = max(drafter_bound(drafter).max_draft, 1)
+    max_draft = max(drafter.max_draft, 1)
     over, longest = perf_counter() + DRAFT_S, 0
     asked = IsolatedDrafter(drafter, target.info.n_vocab)
 
@@ -391,9 +390,9 @@ def _measure_drafts(
             (draft,) = asked.propose([DraftRequest(0, tokens, n)])
             times.append((perf_counter() - start) / max(len(draft.ids), 1))
             longest = max(longest, len(draft.ids))
-            if (failed := asked.failure(0)) is not None:
+            if asked.failures:
                 raise ArgumentError(
-                    "draft", problem=f"{drafter.name}: {failed.reason}",
+                    "draft", problem=f"{drafter.name}: {asked.failures[0][0]}",
                     remedy="mend it, or leave it out to measure the target alone",
                 )  # fmt: skip
         return 1e3 * statistics.median(times[1:])
