@@ -254,51 +254,6 @@ def litellm(url: str, model: str) -> Calls:
     }  # fmt: skip
 
 
-def instructor(url: str, model: str) -> Calls:
-    """Instructor in several modes of structured output."""
-    import instructor as ins
-    import openai
-
-    form = person_class()
-
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-
-    def ask(mode: str, made: Any = None, **more: Any) -> Callable[[], str]:
-        def asked() -> str:
-            patched = made or ins.from_openai(client, mode=ins.Mode[mode])
-            given: dict[str, Any] = {
-                "model": model, "messages": [{"role": "user", "content": PERSON}],
-                "response_model": form, "max_tokens": 100, "max_retries": 0, **more,
-            }  # fmt: skip
-            return person(patched.chat.completions.create(**given))
-
-        return asked
-
-    def partial() -> str:
-        patched: Any = ins.from_openai(client, mode=ins.Mode.JSON_SCHEMA)
-        *_, last = patched.chat.completions.create_partial(
-            model=model, messages=[{"role": "user", "content": PERSON}], response_model=form,
-            max_tokens=100, temperature=0,
-        )  # fmt: skip
-        return person(last)
-
-    def of_messages(mode: str) -> str:
-        import anthropic
-
-        theirs = anthropic.Anthropic(base_url=url, api_key="none")
-        return ask("", ins.from_anthropic(theirs, mode=ins.Mode[mode]))()
-
-    return {
-        "tools": ask("TOOLS", temperature=0),
-        "tools, strict": ask("TOOLS_STRICT", temperature=0),
-        "json": unheld(ask("JSON", temperature=0)),
-        "json_schema": ask("JSON_SCHEMA", temperature=0),
-        "partial, streamed": partial,
-        "messages, tools": lambda: of_messages("ANTHROPIC_TOOLS"),
-        "messages, json": unheld(lambda: of_messages("ANTHROPIC_JSON")),
-    }
-
-
 def pydantic_ai(url: str, model: str) -> Calls:
     """Pydantic AI over each of the three APIs."""
     from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
@@ -361,7 +316,6 @@ def pydantic_ai(url: str, model: str) -> Calls:
 CLIENTS: dict[str, Callable[[str, str], Calls]] = {
     "langchain-openai": langchain_openai,
     "litellm": litellm,
-    "instructor": instructor,
     "pydantic-ai": pydantic_ai,
 }
 

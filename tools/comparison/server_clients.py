@@ -23,7 +23,6 @@ CALLS = Path(__file__).with_name("server_client_calls.py")
 PACKAGES = {
     "langchain-openai": ("langchain-openai",),
     "litellm": ("litellm",),
-    "instructor": ("instructor", "anthropic"),
     "pydantic-ai": ("pydantic-ai-slim[openai,anthropic]",),
 }
 
