@@ -14,7 +14,6 @@ from gguf.quants import dequantize
 from pyllama_spec.convert import Kind, convert_draft
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import (
-    Head,
     convert,
     convert_head,
     gguf_keys,
@@ -104,33 +103,6 @@ def test_pieces_of_a_large_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             patch.setattr("pyllama_spec.gguf.writer._PIECE_BYTES", 1000)
             assert gguf_tensors(convert(folder, target=target, kind=kind).path) == whole
-
-
-def broken(head: Head) -> Head:
-    """A head whose fault is seen only while it is written."""
-    head.tensors["lm_head.weight"] = head.tensors["lm_head.weight"].copy()
-    head.tensors["lm_head.weight"][-1, -1] = np.nan
-    return head
-
-
-def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    report = convert_head(tmp_path, "specforge", make_head())
-    before = report.path.read_bytes()
-    with pytest.raises(ConversionError, match=r"lm_head\.weight holds numbers that are not"):
-        convert_head(tmp_path, "specforge", broken(make_head()))
-    assert report.path.read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.gguf", "specforge", "target.gguf"]
-    again = convert_head(tmp_path, "specforge", make_head(seed=1))
-    assert again.path.read_bytes() != before
-
-
-def test_a_stopped_conversion_leaves_nothing(tmp_path: Path) -> None:
-    def stop(share: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert_head(tmp_path, "specforge", make_head(), progress=stop)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["specforge", "target.gguf"]
 
 
 def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
