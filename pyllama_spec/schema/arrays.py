@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, listed_values, those
-from pyllama_spec.schema.formulas import Contains, Count, Fits, ItemAt, Items, Unique
+from pyllama_spec.schema.formulas import Contains, Fits, Items, PartFits, Unique
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
 from pyllama_spec.schema.limits import TooLargeError, cannot
 from pyllama_spec.schema.texts import Texts
@@ -29,10 +29,10 @@ class Arrays:
         """The rules of a case's arrays."""
         if not case:
             return [(Rule("array"),)]
-        low, high = bounds(case, Count)
+        low, high = bounds(case)
         n_first = max(
             [len(one.first) for one in those(case, Items)]
-            + [one.place + 1 for one in those(case, ItemAt)],
+            + [one.part + 1 for one in those(case, PartFits) if isinstance(one.part, int)],
             default=0,
         )
         if high is None and any(one.first and one.rest is None for one in those(case, Items)):

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, those
-from pyllama_spec.schema.formulas import Fits, Names, Present, Properties, PropertyFits, Size
+from pyllama_spec.schema.formulas import Count, Fits, Names, PartFits, Present, Properties
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
 from pyllama_spec.schema.languages import Lang, listing, meet, negated
 from pyllama_spec.schema.limits import TooLargeError, cannot
@@ -37,7 +37,7 @@ class Objects:
 
     def alternatives(self, case: Case) -> list[Alternative]:
         """The rules of a case's objects."""
-        low, high = bounds(case, Size)
+        low, high = bounds(case)
         names = list(dict.fromkeys(self._names(case)))
         needed = {one.name for one in those(case, Present) if one.is_one}
         absent = {one.name for one in those(case, Present) if not one.is_one}
@@ -55,7 +55,7 @@ class Objects:
             pair: list[Item] = [*self._texts.name(name), value]
             properties.append(_Property(name, self._grammar.add("pair", [pair]), name in needed))
         if others is not None and low > len(properties) + 1:
-            keyword = those(case, Size)[0]
+            keyword = those(case, Count)[0]
             raise cannot(
                 "minProperties", keyword.path, "names that are not listed may be the same one",
                 "list the names in properties",
@@ -68,7 +68,9 @@ class Objects:
             if isinstance(one, Properties):
                 yield from (name for name, _ in one.named)
         for one in case:
-            if isinstance(one, PropertyFits) or (isinstance(one, Present) and one.is_one):
+            if isinstance(one, PartFits):
+                yield str(one.part)
+            elif isinstance(one, Present) and one.is_one:
                 yield one.name
 
     def _chain(

@@ -115,7 +115,6 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert [row["n_rows"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["ratio"] == 1.0
     assert all(row["ms"] > 0 for row in rows)
-    assert all(row["lowest"] <= row["ratio"] <= row["highest"] for row in rows)
     assert all(0.0 < row["own_share"] < 1.5 for row in rows)
     plain = cli("doctor")
     assert plain.returncode == 0
