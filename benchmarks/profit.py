@@ -198,14 +198,12 @@ def main() -> None:
                     times[name].setdefault(key, []).append(seen)
             by_side = table(times)
             show(repeat + 1, by_side)
-        described = sides["profit"].runtime.round.scheduler.controller.describe()
-        print(json.dumps(described))
         if args.json is not None:
             raw = {
                 name: {key: [asdict(run) for run in runs] for key, runs in side.items()}
                 for name, side in times.items()
             }
-            out = {"table": by_side, "controller": described, "times": raw}
+            out = {"table": by_side, "times": raw}
             args.json.write_text(json.dumps(out, indent=1))
 
 

@@ -23,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.errors import ArgumentError, ContextFullError, warn
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.requests.run import GenerationRecord, Run
 from pyllama_spec.speculative import Adapters, SequenceState
-from pyllama_spec.speculative.prefixes import n_common_ids
 from pyllama_spec.speculative.sequence import n_common
 
 _GIB = 1 << 30

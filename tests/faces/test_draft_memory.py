@@ -11,8 +11,7 @@ import pytest
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import Draft, DraftOptions, DraftRequest, Eagle3
-from pyllama_spec.drafters.model_drafter import add_lookup
+from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, LookupFirst
 from pyllama_spec.drafters.suffix.store import Store
 from tests.faces.tools import copy_alone, open_tiny, text_of
 from tests.models import model_path
@@ -151,7 +150,7 @@ def test_a_store_says_where_a_head_was_wrong(
     store: Path, n_parallel: int, options: dict[str, Any]
 ) -> None:
     head = _Noting(model_path("eagle3"), 4)
-    drafter = add_lookup(head, DraftOptions(memory=store))
+    drafter = LookupFirst(head, store=store)
     with open_tiny(drafter, n_parallel=n_parallel) as llm:
         found = ask(llm, return_token_ids=True, **options)["choices"][0]
     (ids, origins), = remembered(store)  # fmt: skip
@@ -337,6 +336,3 @@ def test_what_the_command_refuses(
     assert memory(*[names.get(word, word) for word in words.split()]) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert Store(store, None, is_read_only=True).texts()
-
-
-# ---- a real model
