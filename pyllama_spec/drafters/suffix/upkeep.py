@@ -202,15 +202,6 @@ class _Untouched(Memory):
         """Does nothing."""
 
 
-def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
-    """For each text, whether it continues another one, as a turn or a later part of a file."""
-    known = store.texts()
-    places = {one.key: i for i, one in enumerate(known)}
-    chosen = [places[one.key] for one in texts]
-    parents = [parents_of(known, set(chosen))[i] for i in chosen]
-    return [parent is not None and parent[1] > MAX_MATCH for parent in parents]
-
-
 def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
     """Removes from a store the files and conversations that contain a text.
 
