@@ -46,21 +46,6 @@ _CONTEXT_STEP = 256
 Settings = tuple[tuple[str, str], ...]
 
 
-class ThreadUse(NamedTuple):
-    """Growing counts of a target's context and its drafts'; 0 with one thread.
-
-    If other programs use the cores, threads wait for the one that lost its core. This wait is
-    measured. If fewer threads are faster, fewer compute, with equal numbers.
-
-    Attributes:
-        n_graphs: physical batches that several threads could compute.
-        n_with_fewer: the number of those computed by fewer than all threads.
-    """
-
-    n_graphs: int = 0
-    n_with_fewer: int = 0
-
-
 class Transfers(NamedTuple):
     """Growing counts; all 0 if everything is on the CPU.
 
@@ -89,9 +74,6 @@ class Transfers(NamedTuple):
     def plus(self, other: Transfers) -> Transfers:
         """The sum of both."""
         return Transfers(*(a + b for a, b in zip(self, other, strict=True)))
-
-
-NO_TRANSFERS = Transfers()
 
 
 def read_transfers(handle: Any, *, with_drafts: bool) -> Transfers:
@@ -504,12 +486,6 @@ class Context(Owner):
     def n_graphs_reused(self) -> int:
         """The number of physical batches that reused the graph of an earlier one."""
         return int(self._info().n_graphs_reused)
-
-    @property
-    def thread_use(self) -> ThreadUse:
-        """Counts graphs, and those that fewer threads computed because the cores were busy."""
-        info = self._info()
-        return ThreadUse(info.n_graphs, info.n_with_fewer)
 
     @property
     def transfers(self) -> Transfers:

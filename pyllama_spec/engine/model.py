@@ -279,7 +279,7 @@ class Model(Owner):
         raw = self._raw
         if not raw.head_bytes:
             return None
-        return HeadWeights(raw.head_bytes, ffi.string(raw.head_type).decode(), raw.head_bits)
+        return HeadWeights(raw.head_bytes, ffi.string(raw.head_type).decode())
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context."""

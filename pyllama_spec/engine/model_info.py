@@ -53,12 +53,10 @@ class HeadWeights(NamedTuple):
     Attributes:
         n_bytes: bytes of its weights, without the output matrix if that is the target's.
         type: the type of most weights, by the engine's name.
-        bits: bits per weight of that type.
     """
 
     n_bytes: int
     type: str
-    bits: float
 
 
 @dataclass(frozen=True, slots=True)

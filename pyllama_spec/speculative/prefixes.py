@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.context import adapters_key
 from pyllama_spec.errors import PyllamaSpecError
@@ -136,14 +137,6 @@ class PrefixStore:
 def as_ids(tokens: Sequence[int]) -> Ids:
     """Tokens as an array, [n] int32."""
     return np.array(tokens, dtype=np.int32)
-
-
-def n_common_ids(a: Ids, b: Ids) -> int:
-    """The length of the common prefix."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    first = int(differ.argmax()) if n else 0
-    return first if n and differ[first] else n
 
 
 # Fewer tokens are not worth a wait, a place in the store, or a copy from it.
