@@ -43,7 +43,7 @@ def test_every_route_but_those_for_health_asks_for_a_key() -> None:
             assert client.get("/nothing-here", **given)[0] == 404
 
 
-@pytest.mark.parametrize("key", ["clé", "k\udcff", "a-😀"])
+@pytest.mark.parametrize("key", ["clé", "a-😀"])
 def test_keys_beyond_ascii_are_utf_8(key: str) -> None:
     raw = key.encode("utf-8", "surrogateescape")
     with served(open_tiny(), api_keys=("first-key", key)) as client:

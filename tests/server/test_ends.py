@@ -228,7 +228,7 @@ def test_a_signal_ends_the_command(
 
 
 def test_a_key_in_the_command_line_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    """The key would be taken for a file's name, since argparse accepts a flag's beginning."""
+    """The key is not taken for a file's name, and no log has it."""
     assert command_line(["serve", "-m", "model.gguf", "--api-key", "secret"]) == 2
     assert "--api-key-file" in (told := capfd.readouterr().err)
     assert "secret" not in told

@@ -219,6 +219,4 @@ def test_an_error_of_opening_names_the_flag(
 @pytest.mark.parametrize("line", ["-np 4 --jinja", "--ctx-size 9", "-ctk q8_0", "-md draft.gguf"])
 def test_serve_refuses_their_flags(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "-m", "t.gguf", *line.split()]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "pyllama-spec-llama-server" in said or "--jinja" not in line
+    assert capsys.readouterr().err.count("\n") == 1
