@@ -23,8 +23,8 @@ _MANY = Meta(max_length=10_000)
 Biases = Annotated[dict[str, float], _MANY] | Annotated[list[Bias], _MANY]
 Name = Annotated[str, Meta(max_length=256)]
 Texts = Annotated[list[str], Meta(max_length=64)]
-# One prompt, as text or ids, or a list of them.
-Prompt = str | list[str | int | list[int]]
+# One prompt, as text or ids, or a list of them; the longest contexts have as many ids.
+Prompt = str | Annotated[list[str | int | list[int]], Meta(max_length=1 << 20)]
 
 
 class StreamOptions(Struct, kw_only=True):

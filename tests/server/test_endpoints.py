@@ -364,7 +364,7 @@ async def count_words(exchange: Exchange, body: Words) -> Any:
 def test_an_endpoint_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the docstring of pyllama_spec.server says; the door and the errors are those of all."""
     more = Route("POST", "/words", count_words, Words)
-    monkeypatch.setattr(app, "_ROUTES", (*app._ROUTES, more))
+    monkeypatch.setattr(app, "ROUTES", (*app.ROUTES, more))
     with served(open_tiny(), api_keys=("key",)) as client:
         assert client.post("/words", {"text": "a b"})[0] == 401
         client.key = "key"
