@@ -231,7 +231,9 @@ def test_states_of_a_context_without_snapshots(arch: str) -> None:
 @pytest.mark.parametrize("arch", release_except(NATIVE, QUICK))
 def test_no_state_goes_to_the_host_in_rounds(arch: str) -> None:
     with rounds_context(tiny(arch), 4) as context:
-        rounds = RandomRounds(context, SnapshotRollback(context, n_checkpoints=0), seed=2)
+        rollback = SnapshotRollback(context)
+        rollback.n_checkpoints = 0
+        rounds = RandomRounds(context, rollback, seed=2)
         rounds.run(200)
         assert rounds.worst == 0.0
         assert context.memory.n_host_copies == 0
