@@ -182,7 +182,7 @@ def test_several_heads_are_never_paused(name: str) -> None:
     drafter = kind.perm()
     kind.perm_loop(drafter)
     memory = drafter.memory_or_fail()
-    heads = getattr(memory, "_heads", [memory])
+    heads = [memory, *getattr(memory, "later", ())]
     for head in heads:
         head._use = 0.0
         assert head.is_paused == (len(heads) == 1)

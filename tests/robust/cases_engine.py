@@ -121,7 +121,6 @@ CASES.calls(
         "extend_too_many": _extend([1] * 65),
         "row_without_room": lambda _: Batch(1).add(None, 0, row=np.zeros(64, np.float32)),
         "row_of_other_width": lambda _: _OF_64().add(None, 0, row=np.zeros(9, np.float32)),
-        "sequences_none": lambda _: Batch(1).add(1, 0, ()),
     },
 )  # fmt: skip
 
@@ -146,13 +145,6 @@ def context_full(folder: Path) -> None:
     context = opened(n_ctx=64)
     for pos in range(65):
         context.decode(batch_of([7], pos))
-
-
-@CASES.add(ArgumentError, "kv_unified")
-def shared_token_without_shared_memory(folder: Path) -> None:
-    batch = Batch(4)
-    batch.add(7, 0, (0, 1), output=True)
-    opened(n_seq_max=2).decode(batch)
 
 
 _decoded = _of(decoded)
