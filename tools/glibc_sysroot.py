@@ -3,9 +3,9 @@
     python -m tools.glibc_sysroot DIR [--machine x86_64|aarch64]
 
 An engine that is linked with the builder's own libc needs that version or a newer one. With
-`--sysroot=DIR -L DIR/usr/lib -D__GLIBC_MINOR__=28` it runs on each Linux since 2018 (manylinux_2_28,
-PEP 600). Headers and stubs of the libraries come from the package ziglang, the compiler stays GCC:
-the engine's guard needs its -fnon-call-exceptions.
+`--sysroot=DIR -L DIR/usr/lib -D__GLIBC_MINOR__=28` it runs on each Linux since 2018, as PEP 600
+wants of manylinux_2_28. Headers and stubs of the libraries come from the package ziglang, the
+compiler stays GCC: the engine's guard needs its -fnon-call-exceptions.
 """
 
 from __future__ import annotations
