@@ -11,6 +11,7 @@ compiler stays GCC: the engine's guard needs its -fnon-call-exceptions.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -51,12 +52,13 @@ _LIBC = "GROUP ( libc.so.6 AS_NEEDED ( {libraries} libld.so.2 ) libcompat.a )\n"
 
 def make_sysroot(out: Path, machine: str) -> None:
     """Fills a folder, which is replaced if it exists."""
-    import ziglang
-
     shutil.rmtree(out, ignore_errors=True)
     include, lib = out / "usr" / "include", out / "usr" / "lib"
     lib.mkdir(parents=True)
-    headers = Path(ziglang.__file__).parent / "lib" / "libc" / "include"
+    package = importlib.util.find_spec("ziglang")
+    if package is None or package.origin is None:
+        raise SystemExit("the package ziglang is missing: pip install --group portable")
+    headers = Path(package.origin).parent / "lib" / "libc" / "include"
     family = "x86" if machine == "x86_64" else machine
     for part in ("any-linux-any", f"{family}-linux-any", "generic-glibc", f"{family}-linux-gnu"):
         shutil.copytree(headers / part, include, dirs_exist_ok=True)
