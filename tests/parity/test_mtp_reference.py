@@ -63,45 +63,6 @@ def test_logits_of_a_chain(arch: str, first: int) -> None:
                 at = 0
 
 
-@pytest.mark.parametrize("first", [0, 4096, 40960])
-@pytest.mark.parametrize("arch", release_except(SEVERAL, ("step35",)))
-def test_logits_of_eight_heads_in_turn(arch: str, first: int) -> None:
-    """Each has its own lane, after the guesses of earlier heads; fed in one or two calls."""
-    options = {**OPTIONS, "n_heads": N_STEPS}
-    model, rng = with_head(arch, **options), np.random.default_rng(3)
-    n_row = model.info.n_embd_out
-    tokens = [int(i) for i in rng.integers(0, model.info.n_vocab, N_PAIRS)]
-    rows = rng.standard_normal((N_PAIRS, n_row)).astype(np.float32)
-    heads = load_all(model_path(arch, **options))
-    wanted, drafted, own = chain_of_heads(heads, tokens, rows.astype(np.float64), first)
-    guessed: list[np.ndarray] = []
-    with (
-        mtp_context(model, Mtp()) as target,
-        Context(
-            model, target=target, n_ctx=64 * N_STEPS, n_seq_max=N_STEPS, n_batch=64, n_ubatch=64,
-            n_threads=1, is_head=True, is_window=True, type_k="f32", type_v="f32",
-        ) as context,
-    ):  # fmt: skip
-        batch = Batch(64, n_row=n_row)
-        for head in range(N_STEPS):
-            batch.clear()
-            batch.head = head
-            batch.extend(tokens, first, head, rows=[rows], output_last=head == 0)
-            if head % 2:
-                context.decode(batch)
-                batch.clear()
-            for i in range(head):
-                is_last = i == head - 1
-                batch.add(drafted[i], first + N_PAIRS + i, head, output=is_last, row=guessed[i])
-            context.decode(batch)
-            at = batch.n_tokens - 1
-            np.testing.assert_allclose(context.logits(at), wanted[head], rtol=0, atol=1e-4)
-            ids, _, row = context.draft_candidates(at)
-            assert ids[0] == drafted[head]
-            np.testing.assert_allclose(row, own[head], rtol=0, atol=1e-4)
-            guessed.append(row.copy())
-
-
 @pytest.mark.parametrize("arch", release_except(SEVERAL, ("mimo2", "hy_v3")))
 @pytest.mark.parametrize("size", [N_PAIRS, 9])
 def test_drafts_of_several_heads(arch: str, size: int) -> None:
