@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, Vote
 from pyllama_spec.drafters.lookup_first import LookupFirst
 from pyllama_spec.drafters.small_model import SmallModel, VocabMap
 from pyllama_spec.engine import Batch
-from pyllama_spec.errors import ArgumentError, CancelledError
+from pyllama_spec.errors import CancelledError
 from pyllama_spec.speculative import ProfitController, SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.controller.base import ControllerLimits, DraftDecision, Span, Spent
 from pyllama_spec.speculative.controller.costs import RoundCosts
@@ -229,16 +228,6 @@ def cold_of_ids(drafter: SmallModel, ids: Sequence[int]) -> int:
         batch.extend(ids, 0, output_last=True)
         context.decode(batch)
         return int(context.logits(len(ids) - 1).argmax())
-
-
-# ---- through Llama
-
-
-def test_what_does_not_generate_is_no_draft() -> None:
-    with pytest.raises(ArgumentError, match=r"\(bert\) is not a model that generates text"):
-        Llama(model_path("llama"), draft=model_path("bert"), n_threads=1)
-    with pytest.raises(ArgumentError, match="is a draft that reads rows of its target"):
-        SmallModel(model_path("eagle3"))
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])

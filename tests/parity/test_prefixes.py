@@ -10,9 +10,8 @@ import pytest
 
 from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter, PromptLookup
 from pyllama_spec.engine import Model, Sampler
-from pyllama_spec.errors import ArgumentError, EngineError
+from pyllama_spec.errors import EngineError
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState
-from pyllama_spec.speculative.prefixes import PrefixStore
 from tests.models import STATES, model_path
 from tests.oracles import GREEDY, prompt_tokens, run_once, tiny, tiny_context
 from tests.row_drafts import further, perm_prompt
@@ -265,19 +264,3 @@ def test_a_longer_text_takes_the_place_of_what_it_begins_with() -> None:
         text = [*served.ask(text), 7]
         served.ask(prompt_tokens(60, seed=90 + i))
     assert len(served.store) == 1 + 3  # the text once, and each of those in between but the last
-
-
-def test_a_store_of_no_size_is_refused() -> None:
-    for size in (-1, 1.5, "2G", None):
-        with pytest.raises(ArgumentError, match="max_bytes"):
-            PrefixStore(size)  # type: ignore[arg-type]
-
-
-def test_a_sequence_that_was_changed_by_hand_is_no_source() -> None:
-    served = server("llama", 2)
-    served.ask(SYSTEM, place=0)
-    served.context.memory.remove(0, 40)
-    run = served.begin([*SYSTEM, 5], place=1)
-    assert run.n_cached == 0
-    served.finish([run])
-    served.check(run)
