@@ -177,36 +177,28 @@ class _Block(Draft):
         """Add the architecture's keys; options that are None are left out."""
         cfg = self.draft
         self.sizes()
+        self.rope_keys()
+        slides = list(cfg.slides)
         values: dict[str, Any] = {
             "block_size": cfg.block_size,
             "attention.causal": cfg.causal,
             "attention.causal_pattern": cfg.causal_pattern and list(cfg.causal_pattern),
+            "attention.sliding_window": cfg.sliding_window,
+            "attention.sliding_window_pattern": None if cfg.sliding_window is None else slides,
             "embedding_scale": cfg.embedding_scale,
             "logit_scale": cfg.logit_scale,
             "final_logit_softcapping": cfg.softcap,
             "attention.scale": cfg.attention_scale,
             "attention.value_scale": cfg.value_scale,
             "hidden_activation": cfg.hidden_activation,
+            "rope.dimension_sections": [cfg.head_size // 2, 0, 0, 0] if cfg.mrope else None,
+            "sample_from_anchor": cfg.sample_from_anchor,
+            "has_confidence_head": cfg.confidence if cfg.variant == "dspark" else None,
         }
-        if cfg.sliding_window is not None:
-            values["attention.sliding_window"] = cfg.sliding_window
-            values["attention.sliding_window_pattern"] = list(cfg.slides)
-        if cfg.mrope:
-            values["rope.dimension_sections"] = [cfg.head_size // 2, 0, 0, 0]
         if cfg.variant == "dflash2":
             for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
                 values[name] = getattr(cfg, name)
-        values["sample_from_anchor"] = cfg.sample_from_anchor
-        if cfg.variant == "dspark":
-            values["has_confidence_head"] = cfg.confidence
-        # llama3 has no keys, only a tensor
-        if cfg.rope.kind in ("linear", "yarn"):
-            values["rope.scaling.type"] = cfg.rope.kind
-            values["rope.scaling.factor"] = cfg.rope.factor
-            values["rope.scaling.original_context_length"] = cfg.rope.original_context
-        for name, value in values.items():
-            if value is not None:
-                self.key(name, value)
+        self.add_keys({name: value for name, value in values.items() if value is not None})
 
 
 def dflash_tensors(cfg: DFlashConfig) -> Tensors:

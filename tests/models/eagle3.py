@@ -117,6 +117,15 @@ class Draft(Sketch):
             self.key(name, cfg.head_size)
         self.key("target_layers", list(cfg.target_layers))
 
+    def rope_keys(self) -> None:
+        """Llama 3 has only a tensor; with longrope's tensors, a factor would be applied as well."""
+        rope = self.draft.rope
+        if rope.kind in ("linear", "yarn", "longrope"):
+            self.key("rope.scaling.type", rope.kind)
+            self.key("rope.scaling.original_context_length", rope.original_context)
+        if rope.kind in ("linear", "yarn"):
+            self.key("rope.scaling.factor", rope.factor)
+
     def quiet(self, name: str) -> None:
         """Keep control tokens far from the argmax, as in the targets."""
         self.tensors[name][list(SPECIAL_IDS)] *= np.float32(1.0 / 64.0)
@@ -184,9 +193,8 @@ class _Head(Draft):
         self.matrix(f"{blk}attn_v.weight", n_kv, n_in)
         self.matrix(f"{blk}attn_output.weight", cfg.n_embd, n_q, gain=1.5)
         if cfg.attn_bias:
-            self.normal(f"{blk}attn_q.bias", n_q_rows, std=0.2)
-            self.normal(f"{blk}attn_k.bias", n_kv, std=0.2)
-            self.normal(f"{blk}attn_v.bias", n_kv, std=0.2)
+            for part, n in (("q", n_q_rows), ("k", n_kv), ("v", n_kv)):
+                self.normal(f"{blk}attn_{part}.bias", n, std=0.2)
             self.normal(f"{blk}attn_output.bias", cfg.n_embd, std=0.1)
         if cfg.qk_norm:
             for part in "qk":
@@ -235,20 +243,13 @@ class _Head(Draft):
         cfg = self.draft
         self.sizes()
         self.key("target_hidden_size", cfg.target_n_embd)
-        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
-            if getattr(cfg, name):
-                self.key(name, True)
+        flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        self.add_keys({name: True for name in flags if getattr(cfg, name)})
         if cfg.output_gate:
             self.key("attention.output_gate", True)
-        rope = cfg.rope
-        # llama3 has only a tensor; with longrope's tensors, a factor would be applied as well
-        if rope.kind in ("linear", "yarn", "longrope"):
-            self.key("rope.scaling.type", rope.kind)
-            self.key("rope.scaling.original_context_length", rope.original_context)
-            if rope.kind != "longrope":
-                self.key("rope.scaling.factor", rope.factor)
-        if rope.attn_factor is not None:
-            self.key("rope.scaling.attn_factor", rope.attn_factor)
+        self.rope_keys()
+        if cfg.rope.attn_factor is not None:
+            self.key("rope.scaling.attn_factor", cfg.rope.attn_factor)
 
 
 def llama3_factors(cfg: Any) -> NDArray[np.float64]:
