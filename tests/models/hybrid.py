@@ -104,9 +104,11 @@ def gated_attention(m: Sketch, blk: str) -> None:
     head_norms(m, blk)
 
 
-def delta_net(m: Sketch, blk: str, *, joined: bool = False) -> None:
+def delta_net(
+    m: Sketch, blk: str, *, joined: bool = False, sizes: tuple[int, int, int] | None = None
+) -> None:
     """Add a gated delta net; `joined`: beta and alpha are one projection."""
-    head, k_heads, v_heads = _delta_sizes(m)
+    head, k_heads, v_heads = sizes or _delta_sizes(m)
     n_embd, inner = m.cfg.n_embd, head * v_heads
     width = 2 * head * k_heads + inner
     m.matrix(f"{blk}attn_qkv.weight", width, n_embd)

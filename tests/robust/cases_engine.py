@@ -126,21 +126,6 @@ CASES.calls(
 )  # fmt: skip
 
 
-@CASES.add(ArgumentError)
-def rows_of_another_model(folder: Path) -> None:
-    batch = Batch(4, n_row=9)
-    batch.add(None, 0, row=np.zeros(9, np.float32), output=True)
-    opened().decode(batch)
-
-
-@CASES.add(ArgumentError)
-def tokens_with_and_without_ids(folder: Path) -> None:
-    batch = Batch(4, n_row=64)
-    batch.add(None, 0, row=np.zeros(64, np.float32))
-    batch.add(7, 1, output=True)
-    opened().decode(batch)
-
-
 @CASES.add(ContextFullError, "prompt")
 def context_full(folder: Path) -> None:
     context = opened(n_ctx=64)
@@ -170,15 +155,6 @@ CASES.calls(
 @CASES.add(UnsupportedError)
 def encoder_of_a_decoder(folder: Path) -> None:
     opened().decode(batch_of([1]), encode=True)
-
-
-@CASES.add(ArgumentError)
-def logits_of_a_row_without_output(folder: Path) -> None:
-    context = opened()
-    batch = Batch(4)
-    batch.extend([1, 2], 0, output_last=True)
-    context.decode(batch)
-    context.logits(0)
 
 
 def _closed(make: Callable[[], Any]) -> Any:
@@ -313,16 +289,6 @@ CASES.calls(
 )  # fmt: skip
 # The engine takes a limit this high as none.
 CASES.calls("grammar", None, {"huge_repetition": _grammar('root ::= "a"{0,100000000}')})
-
-
-@CASES.add(PyllamaSpecError)
-def grammar_trigger_that_is_no_pattern(folder: Path) -> None:
-    _grammar('root ::= "a"', grammar_triggers=("(((",))(folder)
-
-
-@CASES.add(PyllamaSpecError)
-def grammar_given_a_wrong_token(folder: Path) -> None:
-    sampler(grammar='root ::= "a"').accept(ord("b"))
 
 
 @CASES.add(EngineError)
