@@ -22,16 +22,8 @@ from tests.eagle3_tools import ask, head, target_context
 from tests.models import RopeScaling, model_path
 from tests.oracles import forced_rows, generate, prompt_tokens, sampled, tiny
 from tests.parity.eagle3_reference import Reference
-from tests.parity.numpy_model import Array, Float32Rope, apart
+from tests.parity.numpy_model import Float32Rope, apart
 from tests.tiers import release_except
-
-
-def to_bf16(x: Array) -> Array:
-    """Rounds to BF16, to the nearest and at a tie to the even one."""
-    bits = x.astype(np.float32).view(np.uint32)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    rounded: Array = bits.view(np.float32).astype(np.float64)
-    return rounded
 
 
 class Rounding(Reference):
@@ -46,16 +38,6 @@ class UnfusedRope(Float32Rope):
 
 class Unfused(Reference):
     rope_kind = UnfusedRope
-
-
-class BF16Activations(Rounding):
-    """For files whose matrices are BF16."""
-
-    def _linear(self, name: str, x: Array) -> Array:
-        return super()._linear(name, to_bf16(x))
-
-    def _logits(self, y: Array) -> Array:
-        return super()._logits(to_bf16(y))
 
 
 Rows = npt.NDArray[np.float32]
@@ -210,23 +192,6 @@ def test_variants(name: str) -> None:
     is_chained = is_calm(VARIANTS[name])
     assert max(differences(VARIANTS[name], is_chained=is_chained)) < 1e-4
     assert max(differences(VARIANTS[name], kind=Reference, is_chained=is_chained)) < 1e-4
-
-
-# The target here is F32: a borrowed output's rows are not rounded. And in three random layers an
-# activation that rounds the other way is felt by the steps that attend to it.
-BF16_VARIANTS = VARIANTS.keys() - {
-    "shared output", "shared both", "three draft layers", "four draft layers",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", sorted(BF16_VARIANTS))
-def test_bf16_weights(name: str) -> None:
-    options = {**VARIANTS[name], "weight_type": "bf16"}
-    # Fed the same rows: how a processor adds up decides now and then to which side an activation is
-    # rounded, and a chain carries that on. A mistake would be in every step.
-    found = sorted(differences(options, kind=BF16Activations, is_chained=False))
-    assert found[-1] < 0.1
-    assert found[-3] < 1e-4
 
 
 def combinations() -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import json
 import random
 import resource
 import sys
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,19 +97,6 @@ def requests_on_llama(n_times: int) -> list[int]:
         figures.append(rss())
     model.close()
     return figures
-
-
-def large_vocabulary(n_ctx: int, n_vocab: int, n_draft: int) -> dict[str, int]:
-    """Python's allocations while one answer is generated at full size."""
-    path = tiny(n_vocab=n_vocab, n_ctx_train=n_ctx)
-    model = Llama(path, n_ctx=n_ctx, n_threads=1, draft="prompt-lookup", n_draft=n_draft)
-    model.create_completion("abab" * 4, max_tokens=4, temperature=0)
-    start = rss()
-    tracemalloc.start()
-    model.create_completion("abab" * 40, max_tokens=32, temperature=0.8, seed=1)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return {"python": peak, "rss": rss() - start}
 
 
 class _Listener(NoDrafter):

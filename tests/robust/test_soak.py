@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-ACTS = 600
+ACTS = 400
 
 
 def soak(*words: str, acts: int = ACTS) -> tuple[int, Any, str]:
