@@ -147,8 +147,8 @@ def while_decoding() -> None:
         sampler.accept(sampler.sample(context, batch.n_tokens - 1))
 
     with busy(act):
-        for i in range(8):
-            time.sleep(0.013 * i)
+        for i in range(5):
+            time.sleep(0.021 * i)
             fork(lambda: refuses_all(context, sampler), works)
         fork(lambda: refuses_all(context, sampler), stays_idle)
     act()
@@ -158,7 +158,7 @@ def while_opening() -> None:
     """Other threads open models and make views: locks are held at the fork."""
     context = decoded()
     with busy(lambda: decoded(n_threads=1)), busy(lambda: context.logits(0)):
-        for _ in range(15):
+        for _ in range(8):
             fork(works)
 
 
@@ -189,8 +189,8 @@ def _fork_amid_requests(llm: Llama) -> None:
 
     expected = complete()
     with busy(complete), busy(lambda: list(stream())):
-        for i in range(6):
-            time.sleep(0.0013 * i)
+        for i in range(4):
+            time.sleep(0.002 * i)
             # A place is free for it at times: another thread's request has to end first.
             KEPT.append(stream())
             try:

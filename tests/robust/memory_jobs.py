@@ -115,12 +115,12 @@ class _Listener(NoDrafter):
 def prompts_with_layers() -> dict[str, int]:
     """The growth while prompts are read with layer inputs on.
 
-    A prompt of 8k is read first: the pages of the cache and of the attention's scratch (a ubatch by
+    A prompt of 4k is read first: the pages of the cache and of the attention's scratch (a ubatch by
     all positions) are touched on first use, and are far more than the rows.
     """
     model = Model(tiny())
     context = Context(
-        model, n_ctx=8448, n_batch=512, n_ubatch=512, n_threads=1, target_layers=(1, 2)
+        model, n_ctx=4352, n_batch=512, n_ubatch=512, n_threads=1, target_layers=(1, 2)
     )
     loop = SpeculativeLoop(context, _Listener())
 
@@ -130,8 +130,8 @@ def prompts_with_layers() -> dict[str, int]:
         loop.prefill(SequenceState(), [97 + i % 7 for i in range(n_prompt)])
         return rss() - start
 
-    read(8192)
-    return {"short": read(1024), "long": read(8192), "row": 4 * model.info.n_embd}
+    read(4096)
+    return {"short": read(1024), "long": read(4096), "row": 4 * model.info.n_embd}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-ACTS = 400
+ACTS = 600
 
 
 def soak(*words: str, acts: int = ACTS) -> tuple[int, Any, str]:
