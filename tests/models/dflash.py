@@ -12,33 +12,21 @@ from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from . import parts
-from .eagle3 import Draft, RopeScaling, Tensors, llama3_factors
+from .eagle3 import Draft, DraftConfig, Tensors, llama3_factors
 
 Variant = Literal["dflash", "dflash2", "dspark"]
 
-_NO_SCALING = RopeScaling()
-
 
 @dataclass(frozen=True)
-class DFlashConfig:
-    """All settings that determine the bytes of a draft. None leaves a key out, unless stated."""
+class DFlashConfig(DraftConfig):
+    """All settings that determine the bytes of a draft, which has the target's width.
+
+    None leaves a key out, unless stated.
+    """
 
     variant: Variant = "dflash"
-    seed: int = 0
-    n_vocab: int = 320
-    """The target's vocabulary."""
-    n_draft_vocab: int | None = None
-    """Size of the reduced vocabulary, which `d2t` maps to the target's; None: no `d2t`."""
-    sorted_d2t: bool = True
-    target_layers: tuple[int, ...] = (1, 2, 3)
-    n_embd: int = 64
-    """The target's width, which the draft shares."""
     n_layer: int = 2
-    n_head: int = 4
-    n_head_kv: int = 2
-    head_dim: int | None = None
-    """None: `n_embd // n_head`."""
-    n_ff: int = 96
+    norm_eps: float = 1e-6
     block_size: int | None = 6
     mask_token: int | None = 300
     """An ordinary padding word by default: no text encodes to it."""
@@ -49,8 +37,6 @@ class DFlashConfig:
     sliding_window: int | None = None
     window_pattern: tuple[bool, ...] | None = None
     """Which layers slide; None: all, if there is a window."""
-    own_embedding: bool = True
-    own_output: bool = True
     sample_from_anchor: bool | None = None
     """Without the key, the anchor's slot drafts too in DSpark, and not in other variants."""
     markov_rank: int = 12
@@ -74,18 +60,6 @@ class DFlashConfig:
     sinks: bool = False
     shared_kv: bool = False
     """Keys serve as values."""
-    rope: RopeScaling = _NO_SCALING
-    rope_freq_base: float = 10000.0
-    n_ctx_train: int = 65536
-    norm_eps: float = 1e-6
-    output_scale: float = 8.0
-    """Standard deviation of the logits of ordinary tokens."""
-    weight_type: Literal["f32", "bf16", "f16", "q8_0"] = "f32"
-    """The type of matrices; norms, convolution bases, biases and RoPE factors are F32."""
-
-    @property
-    def head_size(self) -> int:
-        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
     @property
     def slides(self) -> tuple[bool, ...]:

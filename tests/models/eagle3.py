@@ -44,8 +44,8 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
-class Eagle3Config:
-    """All settings that determine the bytes of a draft head; docs/eagle3.md explains them."""
+class DraftConfig:
+    """The settings of a draft of any kind."""
 
     seed: int = 0
     n_vocab: int = 320
@@ -53,7 +53,6 @@ class Eagle3Config:
     n_draft_vocab: int | None = None
     """Size of the reduced vocabulary, which `d2t` maps to the target's; None: no `d2t`."""
     sorted_d2t: bool = True
-    target_n_embd: int = 64
     target_layers: tuple[int, ...] = (1, 2, 3)
     n_embd: int = 64
     n_layer: int = 1
@@ -62,6 +61,27 @@ class Eagle3Config:
     head_dim: int | None = None
     """None: `n_embd // n_head`."""
     n_ff: int = 96
+    own_embedding: bool = True
+    own_output: bool = True
+    rope: RopeScaling = RopeScaling()
+    rope_freq_base: float = 10000.0
+    n_ctx_train: int = 65536
+    norm_eps: float = 1e-5
+    output_scale: float = 8.0
+    """Standard deviation of the logits of ordinary tokens."""
+    weight_type: Literal["f32", "bf16", "f16", "q8_0"] = "f32"
+    """The type of matrices; norms, convolution bases, biases and RoPE factors are F32."""
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
+
+
+@dataclass(frozen=True)
+class Eagle3Config(DraftConfig):
+    """All settings that determine the bytes of a draft head; docs/eagle3.md explains them."""
+
+    target_n_embd: int = 64
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -71,20 +91,6 @@ class Eagle3Config:
     fc_bias: bool = False
     attn_bias: bool = False
     """Biases on Q, K, V and the attention's output."""
-    own_embedding: bool = True
-    own_output: bool = True
-    rope: RopeScaling = RopeScaling()
-    rope_freq_base: float = 10000.0
-    n_ctx_train: int = 65536
-    norm_eps: float = 1e-5
-    output_scale: float = 8.0
-    """Standard deviation of the logits of ordinary tokens."""
-    weight_type: Literal["f32", "bf16"] = "f32"
-    """The type of matrices; norms, biases and RoPE factors are F32."""
-
-    @property
-    def head_size(self) -> int:
-        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
 
 class Draft(Sketch):
@@ -252,7 +258,7 @@ class _Head(Draft):
             self.key("rope.scaling.attn_factor", cfg.rope.attn_factor)
 
 
-def llama3_factors(cfg: Any) -> NDArray[np.float64]:
+def llama3_factors(cfg: DraftConfig) -> NDArray[np.float64]:
     """Llama 3.1's divisors of the RoPE frequencies, float64 `[head size / 2]`."""
     low, high = 1.0, 4.0
     n_pairs = cfg.head_size // 2
