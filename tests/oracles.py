@@ -152,6 +152,14 @@ def generate(
     return run
 
 
+def forked(loop: SpeculativeLoop, source: SequenceState, seq_id: int) -> SequenceState:
+    """A copy of a text on another sequence, as a request with its prefix begins with it."""
+    copy = SequenceState(seq_id)
+    loop.round.sequences._adopt(copy, source, source.n_decoded)
+    copy.tokens += source.tokens[source.n_decoded :]
+    return copy
+
+
 def cancel_at(
     loop: SpeculativeLoop, seq: SequenceState, prompt: Sequence[int], n_rounds: int
 ) -> None:

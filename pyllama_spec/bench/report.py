@@ -100,7 +100,6 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
     runs = [pair.spec.stats for pair in prompt.pairs]
     both = prompt.comparison
     counts, states = both.spec.stats, {run.state for run in runs}
-    saved = counts.gain_realised.known
     return {
         "id": prompt.id,
         "category": prompt.category,
@@ -117,12 +116,6 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "asked": counts.asked,
         "probes": counts.probes,
         "proposed": counts.proposed,
-        "expected": round(counts.expected, 3),
-        "gain_expected": round(counts.gain_expected, 3),
-        "gain_realised": None if saved is None else round(saved, 3),
-        "probe_s": round(counts.probe_s, 6),
-        # The first repeat's rounds: requested and drafted tokens.
-        "turns": [list(turn) for turn in runs[0].round_counts] if runs else [],
     }
 
 
@@ -396,17 +389,14 @@ def _controller(run: _Figures) -> list[str]:
     if not any(one["asked"] for one in run["prompts"]):
         return []
     head = ["drafts", "rounds", "asked", "retries", "proposed", "drafted", "accepted",
-            "expected", "state"]  # fmt: skip
+            "state"]  # fmt: skip
     keys = ("rounds", "asked", "probes", "proposed", "drafted", "accepted")
-    rows = [
-        [one["id"], *(str(one[key]) for key in keys), _number(one["expected"], 1), one["state"]]
-        for one in run["prompts"]
-    ]
+    rows = [[one["id"], *(str(one[key]) for key in keys), one["state"]] for one in run["prompts"]]
     return [
         *_aligned([head, *rows]),
         "asked: rounds that asked for a draft; retries: those of a disabled drafter;",
-        "drafted: the proposed tokens that the target verified; expected: accepted",
-        "tokens that the controller expected; state: disabled if it was in any repeat",
+        "drafted: the proposed tokens that the target verified; state: disabled if it was in any",
+        "repeat",
     ]
 
 

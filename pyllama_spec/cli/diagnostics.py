@@ -35,7 +35,6 @@ from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, Mode
 from pyllama_spec.gguf.reader import read_key
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.row_timing import in_order
-from pyllama_spec.speculative.scheduler import drafter_bound
 
 MAX_ROWS = 16
 # With the time for opening, less than a minute.
@@ -233,7 +232,7 @@ def describe_draft(
         **facts,
         "n_proposed": n_proposed,
         "note": drafter.note,
-        "max_draft": drafter_bound(drafter).max_draft,
+        "max_draft": drafter.max_draft,
         "is_stepwise": drafter.is_stepwise,
         "step_ms": draft_ms[-1] / len(draft_ms),
         "draft_ms": draft_ms,
@@ -261,7 +260,7 @@ def _measure_drafts(
 ) -> tuple[list[float], int]:
     """The median milliseconds of drafts of 1, 2 ... tokens, and the longest draft's length."""
     layers = drafter.target_layers
-    max_draft = max(drafter_bound(drafter).max_draft, 1)
+    max_draft = max(drafter.max_draft, 1)
     over, longest = perf_counter() + DRAFT_S, 0
     asked = IsolatedDrafter(drafter, target.info.n_vocab)
 
@@ -276,9 +275,9 @@ def _measure_drafts(
             (draft,) = asked.propose([DraftRequest(0, tokens, n)])
             times.append((perf_counter() - start) / max(len(draft.ids), 1))
             longest = max(longest, len(draft.ids))
-            if (failed := asked.failure(0)) is not None:
+            if asked.failures:
                 raise ArgumentError(
-                    "draft", problem=f"{drafter.name}: {failed.reason}",
+                    "draft", problem=f"{drafter.name}: {asked.failures[0][0]}",
                     remedy="mend it, or leave it out to measure the target alone",
                 )  # fmt: skip
         return 1e3 * statistics.median(times[1:])

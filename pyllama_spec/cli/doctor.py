@@ -20,7 +20,6 @@ from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.model import in_words
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
-from pyllama_spec.speculative.scheduler import drafter_bound
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 
@@ -106,7 +105,7 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
             result.update(_measured_draft(args, model, drafter))
         if args.max_rows is None:
             widest = diagnostics.MAX_ROWS
-            if drafter is not None and (max_draft := drafter_bound(drafter).max_draft):
+            if drafter is not None and (max_draft := drafter.max_draft):
                 widest = min(widest, 1 + max_draft)
             args.max_rows = widest
         bar = ProgressBar("measuring verify batches")
@@ -142,7 +141,7 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
 
     The draft alone: the copies that a generation adds cost nothing.
     """
-    if not drafter_bound(drafter).max_draft:
+    if not drafter.max_draft:
         if not args.json:
             _field("draft", f"{drafter.name} drafts nothing: there is nothing to measure")
         return {}

@@ -223,10 +223,9 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
             f"({100 * stats.acceptance_rate:.0f}%{sources}); draft {timing.draft_s:.2f} s, "
             f"verify {timing.verify_s:.2f} s, rest {timing.overhead_s:.3f} s"
         )
-        forced = f", {stats.forced} of them forced by the grammar" if stats.forced else ""
         lines.append(
             f"controller {stats.controller}: {_asked(stats)}; {stats.drafted} of "
-            f"{stats.proposed} proposed tokens drafted (verified by the target){forced}"
+            f"{stats.proposed} proposed tokens drafted (verified by the target)"
         )
     if stats.why_exact:
         lines.append(f"drafts were accepted exactly: {stats.why_exact}")

@@ -105,11 +105,9 @@ def _no_key(_text: str) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
-    from pyllama_spec.server.process import Hangup
-    from pyllama_spec.server.serving import stopped_in_words
+    from pyllama_spec.server.door import stopped_in_words
 
-    with Hangup():
-        n, n_cut = _serve(args)
+    n, n_cut = _serve(args)
     print(stopped_in_words(n, n_cut))
     return 0
 

@@ -72,7 +72,7 @@ _KINDS = {
         DFlashTrainConfig, DFlashHeadConfig, DFlashFitConfig, train_dflash,
         "train a DFlash draft, which drafts a block in one pass",
         {
-            "n_head_kv": "key/value heads [the target's, all of them from the anchor]",
+            "n_head_kv": "key/value heads [the target's, all of them with --markov]",
             "export_type": "type of the matrices in the file [q8_0; with --from-use the draft's]",
         },
     ),
@@ -95,22 +95,12 @@ def add_train(commands: _Commands) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, kind in _KINDS.items():
         command = kinds.add_parser(name, help=kind.help)
-        head = _add_run(command, kind)
-        if name == "eagle3":
-            head.add_argument("--plain", action="store_true",
-                help="without the norms of EAGLE-3.1, so that stock llama.cpp loads "
-                "it")  # fmt: skip
-        elif name == "dflash":
-            first = head.add_mutually_exclusive_group().add_argument
-            first("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
-                help="draft no token at the known token's slot [without --markov]")  # fmt: skip
-            first("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
-                help="draft a token at the known token's slot too [with --markov]")  # fmt: skip
+        _add_run(command, kind)
         command.set_defaults(run=run_train, if_interrupted=_GOES_ON)
 
 
-def _add_run(parser: argparse.ArgumentParser, kind: _Kind) -> argparse._ArgumentGroup:
-    """Adds the options of a kind; returns their group "head", which is empty without one."""
+def _add_run(parser: argparse.ArgumentParser, kind: _Kind) -> None:
+    """Adds the options of a kind."""
     add = parser.add_argument
     add("-m", "--model", dest="target", type=path_argument, required=True, metavar="MODEL",
         help="the target's GGUF, of the type that will decode")  # fmt: skip
@@ -128,12 +118,10 @@ def _add_run(parser: argparse.ArgumentParser, kind: _Kind) -> argparse._Argument
         "[%(default)g]")  # fmt: skip
     add_options(parser, OpenOptions, "target", "threads")
     add_options(parser.add_argument_group("text"), CorpusConfig, "")
-    group = parser.add_argument_group("head")
     if kind.head is not None:
-        add_options(group, kind.head, "", helps=helps)
+        add_options(parser.add_argument_group("head"), kind.head, "", helps=helps)
     but = () if kind.head else ("train_output",)  # an MTP head's matrix is the target's own
     add_options(parser.add_argument_group("training"), kind.fit, "", helps=helps, but=but)
-    return group
 
 
 def _bytes_of(max_disk: float) -> int:
@@ -163,9 +151,7 @@ def _config(args: argparse.Namespace, kind: _Kind) -> AnyConfig:
         parts["use"] = _filled(UseConfig, args, store=args.from_use)
         parts["corpus"] = _filled(CorpusConfig, args, n_tokens=CorpusConfig().n_tokens)
     if kind.head is not None:
-        has_norms = not getattr(args, "plain", False)
-        norms = {"fc_norm": has_norms, "norm_output": has_norms} if args.kind == "eagle3" else {}
-        parts["head"] = _filled(kind.head, args, **norms)
+        parts["head"] = _filled(kind.head, args)
     config: Any = _filled(kind.run, args, **parts, fit=_filled(kind.fit, args))
     return config  # type: ignore[no-any-return]
 

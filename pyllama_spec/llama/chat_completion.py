@@ -119,6 +119,7 @@ class Chats:
             stops = [stops] if isinstance(stops, str) else stops
             keywords["stop"] = [*stops, *self._stops]
         variables = template_variables(chat_template_kwargs)
+        self._check_messages_fit(messages)
         keywords, variables, unread = with_effort(keywords, variables, template.source)
         given = {name: value for name, value in keywords.items() if value is not None}
         request = RequestOptions.from_keywords({**CHAT_DEFAULTS, **given})
@@ -147,6 +148,7 @@ class Chats:
         options: Mapping[str, Any],
     ) -> tuple[RenderedChat, RequestOptions, AnswerReader]:
         """The prompt of a chat with tools or thoughts apart, and the reader of its answer."""
+        self._check_messages_fit(messages)
         own, variables, unread = with_effort(options, variables, template.source)
         own = {name: value for name, value in own.items() if value is not None}
         wanted = own.get("response_format")
@@ -178,6 +180,19 @@ class Chats:
             ),
         )  # fmt: skip
         return rendered, merged, reader
+
+    def _check_messages_fit(self, messages: Sequence[Message]) -> None:
+        """Refuses texts that are too long before seconds of rendering.
+
+        A template may drop the thoughts of answers: each answer has to fit alone.
+        """
+        if self._n_ctx is None:
+            return
+        checked = check_messages(messages)
+        texts = [(one["role"] == "assistant", one["content"] or "") for one in checked]
+        given = "".join(text for is_answer, text in texts if not is_answer)
+        for text in (given, *(text for is_answer, text in texts if is_answer)):
+            check_fits(self._model.vocab, text, self._n_ctx)
 
     def _check_fits(self, rendered: RenderedChat) -> None:
         if self._n_ctx is not None:

@@ -49,7 +49,6 @@ from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.speculative import Controller, Round, make_controller
 from pyllama_spec.speculative.controller import KnownCosts
 from pyllama_spec.speculative.row_timing import measure_rows
-from pyllama_spec.speculative.scheduler import draft_bound, drafter_bound
 from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.
@@ -188,7 +187,8 @@ def open_runtime(
     check_target(model)
     drafter.check(model)
     _check_is_free(drafter)
-    max_draft, _ = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch)
+    max_draft = min(drafter.max_draft, params.n_batch - 1)
+    max_draft = max_draft if n_draft is None else min(max_draft, n_draft)
     n_ctx = (params.n_ctx or model.info.n_ctx_train) * n_parallel
     params = replace(
         params,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class LlamaState:
         n_given: the number of tokens in the memory that were given to the caller; None for all.
         settings: the other settings that the memory depends on, by name: types of the KV cache,
             positions, adapters and their scales.
+        checksum: of all fields but the bytes; a state that was pickled keeps that of its origin.
     """
 
     tokens: tuple[int, ...]
@@ -58,6 +60,15 @@ class LlamaState:
     model: str
     n_given: int | None
     settings: Settings
+    checksum: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksum", self.computed_checksum())
+
+    def computed_checksum(self) -> int:
+        """CRC-32 of all fields but the bytes, which have their own."""
+        rest = (self.tokens, self.n_decoded, self.seed, self.model, self.n_given, self.settings)
+        return zlib.crc32(repr(rest).encode())
 
     def __repr__(self) -> str:
         return f"<LlamaState: {self.n_tokens} tokens, {self.llama_state_size} bytes>"
@@ -363,6 +374,10 @@ class OpenModel(Closeable):
         """Restores a saved state; the next request with its prefix does not read that again."""
         if not isinstance(state, LlamaState):
             raise ArgumentError("state", state, "a result of save_state()")
+        if state.checksum != state.computed_checksum():
+            raise ArgumentError(
+                "state", problem="is damaged (its checksum differs)", remedy="read the text again"
+            )
         adapters = self.adapters
         misfit = self._misfit(state, adapters)
         if misfit is not None:

@@ -26,7 +26,7 @@ from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError,
 from pyllama_spec.options import option, options_of, typed_values
 from pyllama_spec.requests.options import ACCEPTANCE, Acceptance
 from pyllama_spec.speculative import ControllerChoice
-from pyllama_spec.speculative.controller.choice import NAMES
+from pyllama_spec.speculative.controller.profit import NAMES
 
 # f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
 ChatHandler = Callable[..., Any]

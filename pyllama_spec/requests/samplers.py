@@ -95,7 +95,7 @@ class GuidedSampler(StepSampler):
         self._mask = np.zeros((model.vocab.n_tokens + 31) // 32, dtype=np.uint32)
 
     def sample(self, context: Context, i: int) -> int:
-        """See TokenSampler.sample."""
+        """See StepSampler.sample."""
         token = self._sampler.sample(context, i)
         if self._sampler.skips_grammar or self._matcher.validate_tokens([token]):
             return token
@@ -117,7 +117,7 @@ class GuidedSampler(StepSampler):
         return masked
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """See TokenSampler.accept. A prompt's tokens do not concern the guide."""
+        """See StepSampler.accept. A prompt's tokens do not concern the guide."""
         is_skipped = self._sampler.skips_grammar
         self._sampler.accept(token, generated=generated)
         if generated and not is_skipped and not self._matcher.consume_token(token):
@@ -254,7 +254,7 @@ class ProcessedSampler(StepSampler):
         self._history = history
 
     def sample(self, context: Context, i: int) -> int:
-        """See TokenSampler.sample."""
+        """See StepSampler.sample."""
         scores = np.array(context.logits(i))
         shape = scores.shape
         for processor in self._processors:
@@ -277,5 +277,5 @@ class ProcessedSampler(StepSampler):
         return self._sampler.sample_row(scores)
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """See TokenSampler.accept."""
+        """See StepSampler.accept."""
         self._sampler.accept(token, generated=generated)

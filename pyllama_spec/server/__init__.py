@@ -21,7 +21,7 @@ service (a request on the Llama). An endpoint is a function, and a line in its m
     ROUTES = (..., Route("POST", "/words", count_words, Words))
 
 It returns what is sent: an object as JSON, Content, or Events. `async with exchange.model(name) as
-service` opens the model of a request, and `await service.in_thread(f, ...)` calls what takes long.
+service` opens the model of a request, and `await asyncio.to_thread(f, ...)` calls what takes long.
 BODIES of tests/server/test_models.py has a body for each POST. A further dialect of chats has a
 Struct, a function that translates it to a ChatRequest, and a Shape that its answers leave in:
 

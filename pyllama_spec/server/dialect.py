@@ -23,6 +23,10 @@ _LEFT_OUT = (
 )  # fmt: skip
 
 
+# The library's own fields of an answer or chunk.
+_OWN = ("speculation", "note")
+
+
 class DialectRequest(Sampling, kw_only=True):
     """A request of a dialect, which takes a chat's further options under their own names."""
 
@@ -177,11 +181,6 @@ class Turns:
         return self._messages
 
 
-def own_figures(answer: Json) -> Json:
-    """The library's own fields of an answer or chunk."""
-    return {name: answer[name] for name in ("speculation", "note") if answer.get(name)}
-
-
 class BlockShape(Shape):
     """The form of an answer in blocks: of thoughts, of text, and one for each call of a tool."""
 
@@ -202,10 +201,21 @@ class BlockShape(Shape):
         """See Shape."""
         return f"{self.prefix}_{answer_id.rpartition('-')[2]}"
 
+    def whole(self, answer: Json) -> Json:
+        """See Shape."""
+        choice = answer["choices"][0]
+        said = dict(choice["message"])
+        calls = enumerate(said.get("tool_calls") or ())
+        said["tool_calls"] = [{"index": i, **call} for i, call in calls]
+        for _ in self.of({**answer, "choices": [{**choice, "delta": said}]}):
+            pass
+        *_, (_, last) = self.end()
+        return self._whole(last)
+
     def of(self, chunk: Json) -> Iterator[Event]:
         """See Shape."""
         self._usage = chunk.get("usage") or self._usage
-        self._figures.update(own_figures(chunk))
+        self._figures |= {name: chunk[name] for name in _OWN if chunk.get(name)}
         if not self._answer:
             self._answer = chunk
             yield from self._begin()
@@ -243,8 +253,12 @@ class BlockShape(Shape):
         self._n_blocks += 1
         yield from self._opened(kind, call_id, name)
 
-    # What a dialect adds: the events before the first block, of a new block, of more of each kind,
-    # at the end of the open block, if there is one, and at the end of the answer.
+    # What a dialect adds: the whole answer by its last event; the events before the first block, of
+    # a new block, of more of each kind, at the end of the open block, if there is one, and at the
+    # end of the answer.
+
+    @abstractmethod
+    def _whole(self, last: Json) -> Json: ...
 
     @abstractmethod
     def _begin(self) -> Iterator[Event]: ...

@@ -1,64 +1,55 @@
-"""The door of the server: which pages and keys are admitted, and what a body may hold.
-
-Small bodies are parsed at once, large ones in a thread, one after the other. A C decoder holds the
-interpreter's lock until it is done, so a thread alone does not help. A large body is therefore
-scanned first: only many small values take long to decode, and more than a request needs are refused
-by a count of signs.
-"""
+"""The door of a server: who is admitted, what a body may hold, and the end of it all."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import os
+import hashlib
+import logging
+import re
 import secrets
-import weakref
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from pyllama_spec.engine.checks import meant
+from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.server.api_errors import ApiError, invalid_type
-from pyllama_spec.server.keys import Keys
+from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.settings import ServerSettings
+from pyllama_spec.speculative.stats import plural
 
+log = logging.getLogger("pyllama_spec.server")
 _T = TypeVar("_T")
 _PREFLIGHT_S = "600"
-# Headers of the published JavaScript clients, each of which a browser asks for by name.
-_STAINLESS = (
-    "arch", "async", "custom-poll-interval", "helper", "helper-method", "lang", "os",
-    "package-version", "poll-helper", "retry-count", "runtime", "runtime-version", "timeout",
-)  # fmt: skip
-# Headers of an answer that these clients read.
+# Headers of an answer that the published JavaScript clients read.
 _READABLE = "request-id, retry-after, x-request-id, x-should-retry"
-_PAGE_HEADERS = ", ".join((
-    "authorization", "content-type", "user-agent", "idempotency-key", "x-api-key",
-    "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access",
-    "openai-organization", "openai-project", "openai-beta",
-    "x-session-id",
-    *(f"x-stainless-{name}" for name in _STAINLESS),
-))  # fmt: skip
-# Bytes of a body that is decoded in a thread: fewer take less time than a thread's turn.
-LARGE = 1 << 16
 # In lists and objects of one request: 2,048 messages with many parts each have fewer.
 MAX_VALUES = 100_000
-# Ids of prompts, which count by themselves: the longest contexts have as many.
-_MAX_NUMBERS = 1 << 20
-_THREAD = "pyllama_spec-bodies"
-# A moment after a large body, so that several are given back together.
-_QUIET_S = 1.0
-_waiting: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-_QUOTE, _BACKSLASH = b'"', ord("\\")
-# mallopt()'s name of the limit, in glibc's malloc.h.
-_M_ARENA_MAX, _N_ARENAS = -8, 2
+# Bytes of a body that leaves holes in the C heap, and how long its release waits for others.
+_LARGE, _QUIET_S = 1 << 16, 1.0
+# How often a running stop looks whether all have ended.
+_LOOK_S = 0.05
+# So long a cut request may take to end before the last line of the log.
+_LAST_S = 2.0
+# The names of as many fields at most: clients choose them.
+_MOST = 64
+# What may be in the log: a client could write a text in the place of a name.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
+# Published fields on which no answer depends.
+_QUIET = frozenset((
+    "metadata", "service_tier", "store", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "truncation", "include", "cache_control", "cache_prompt",
+    "client_metadata", "max_tool_calls", "betas",
+))  # fmt: skip
 
 
 class ClientGone(Exception):  # noqa: N818 - nothing went wrong here
@@ -80,6 +71,167 @@ class RequestInfo:
     caller: str = ""
     note: dict[str, Any] = field(default_factory=dict)
     arrived_at: float = field(default_factory=monotonic)
+
+
+class Caller(NamedTuple):
+    """The owner of a request's key: its drafts' user and its name in the log, or ""."""
+
+    user: str
+    shown: str
+
+
+class Keys:
+    """The keys of a server, which may change while it serves.
+
+    A key keeps its number while the server runs, and no other key gets it later: drafts find a
+    user's texts by it. Keys are known by their digests, so that the time of a look-up says nothing
+    of a key.
+    """
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._callers: dict[bytes, Caller] = {}
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> tuple[int, int]:
+        """Replaces the accepted keys; returns how many are new, and how many are gone."""
+        before, self._callers = self._callers.keys(), {}
+        for key in keys:
+            digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+            number = self._numbers.setdefault(digest, len(self._numbers))
+            name = getattr(key, "name", "") or str(number + 1)
+            self._callers[digest] = Caller(f"key {number}", name)
+        return len(self._callers.keys() - before), len(before - self._callers.keys())
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def caller_of(self, given: str | None) -> Caller | None:
+        """The owner of a key as a header has it, a character for a byte; None for no such key."""
+        if not self._callers:
+            return Caller("", "")
+        return self._callers.get(hashlib.sha256((given or "").encode("latin-1")).digest())
+
+
+class Serving:
+    """One run of a server."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings, self.metrics = settings, Metrics()
+        self.keys = Keys(settings.api_keys)
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.is_stopping = self.is_cutting = self._is_hurried = False
+        self.on_stop: list[Callable[[], None]] = []
+        self._named = set[str]()
+        self._release: asyncio.TimerHandle | None = None
+
+    async def stop(self) -> tuple[int, int]:
+        """Refuses new requests, and waits until the running ones end, time out or are cut."""
+        self.is_stopping = True
+        for call in self.on_stop:
+            call()
+        running, until = set(self.tasks), monotonic() + self.settings.stop_timeout_s
+        if running:
+            log.info(
+                "stopping: %d running or waiting, cut in %g s; a second signal cuts now",
+                len(running), self.settings.stop_timeout_s,
+            )  # fmt: skip
+        while (left := [task for task in running if not task.done()]) and monotonic() < until:
+            if self._is_hurried:
+                break
+            await asyncio.sleep(_LOOK_S)
+        self.is_cutting = True
+        for task in left:
+            task.cancel()
+        if left:  # their lines come before the last one
+            await asyncio.wait(left, timeout=_LAST_S)
+        if running:
+            log.info("%s", stopped_in_words(len(running), len(left)))
+        return len(running), len(left)
+
+    def read_keys_again(self) -> None:
+        """Reloads the keys from their source; if that cannot be read, the old ones stay."""
+        if self.settings.read_keys is None:
+            log.info("SIGHUP: the API keys stay: the server was started without a file of keys")
+            return
+        try:
+            n_new, n_gone = self.keys.replace(self.settings.read_keys())
+        except PyllamaSpecError as error:
+            log.warning("SIGHUP: the API keys stay as they were: %s", error)
+            return
+        log.info("SIGHUP: API keys: %d in use, %d new, %d removed", len(self.keys), n_new, n_gone)
+
+    def note_unknown(self, path: str, names: Iterable[str], known: Collection[str]) -> None:
+        """Names in the log, once each, the fields of a request that its endpoint does not know."""
+        for name in names:
+            is_said = name in known or name in _QUIET or name in self._named
+            if is_said or not _NAME.fullmatch(name) or len(self._named) >= _MOST:
+                continue
+            self._named.add(name)
+            log.warning(
+                "%s: the field %s is not known here and changes nothing%s", path, name,
+                meant(name, known),
+            )  # fmt: skip
+            if len(self._named) == _MOST:
+                log.warning("further fields that are not known are not named")
+
+    def note_size(self, n_bytes: int) -> None:
+        """Schedules the release of free C heap memory after large bodies, for all of them at once.
+
+        Texts of megabytes, their copies and their tokens leave holes, which glibc keeps: about
+        100 MiB after some dozens of large bodies.
+        """
+        if n_bytes >= _LARGE and self._release is None:
+            loop = asyncio.get_running_loop()
+            self._release = loop.call_later(_QUIET_S, self._give_back, loop)
+
+    def _give_back(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._release = None
+        loop.run_in_executor(None, _trim)
+
+    def cut_now(self) -> None:
+        """Ends the wait of stop(); callable from any thread and signal handler."""
+        self._is_hurried = True
+
+
+def _trim() -> None:
+    """Does nothing if the C library lacks the call."""
+    import ctypes
+
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def stopping() -> ApiError:
+    """The error for a request that arrives while the server stops."""
+    return ApiError(503, "the server is stopping: it takes nothing new", "stopping")
+
+
+def stopped() -> ApiError:
+    """The error for a request that the server's stop cancels."""
+    return ApiError(
+        503, "the server stopped before the answer was complete: send the request again", "stopping"
+    )
+
+
+def stopped_in_words(n: int, n_cut: int) -> str:
+    """A sentence on the end of a server, for the log and its program."""
+    if not n:
+        return "stopped: no request was running"
+    requests = plural(n, "request")
+    if not n_cut:
+        return f"stopped after {requests} finished"
+    cut = f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
+    return f"stopped: {requests} ran or waited, {n - n_cut} finished, {cut}"
+
+
+def note_failure(error: BaseException) -> None:
+    """Logs an unexpected exception by type and place; its message may hold a client's text."""
+    if isinstance(error, (ApiError, PyllamaSpecError)):
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[::-1])
+    log.error("%s in %s", type(error).__name__, places)
 
 
 # ---- who may ask
@@ -114,11 +266,11 @@ def check_page(request: Request, settings: ServerSettings) -> dict[str, str]:
     return {}
 
 
-def preflight_headers(methods: str) -> dict[str, str]:
-    """The answer to a checked preflight request of another origin."""
+def preflight(request: Request, methods: str) -> dict[str, str]:
+    """The answer to a checked preflight request of another origin, which may send any header."""
     return {
         "Access-Control-Allow-Methods": methods,
-        "Access-Control-Allow-Headers": _PAGE_HEADERS,
+        "Access-Control-Allow-Headers": request.headers.get("access-control-request-headers", "*"),
         "Access-Control-Max-Age": _PREFLIGHT_S,
     }
 
@@ -154,22 +306,6 @@ def _netloc(origin: str) -> str:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
-
-
-def client_address(request: Request) -> str:
-    """The client's address; "-" if unknown.
-
-    Where a proxy on this machine passes it on, that of the proxy's client: the last one in
-    X-Forwarded-For, which the proxy itself has written there.
-    """
-    host = request.client.host if request.client else "-"
-    # A proxy may add a header of its own after the client's.
-    given = request.headers.getlist("x-forwarded-for")
-    last = given[-1].rpartition(",")[2].strip() if given else ""
-    with suppress(ValueError):
-        if last and ipaddress.ip_address(host).is_loopback:
-            return str(ipaddress.ip_address(last.partition("%")[0]))
-    return host
 
 
 # ---- bodies
@@ -218,71 +354,8 @@ def given_names(raw: bytes) -> frozenset[str]:
     return frozenset(k for k, value in fields.items() if memoryview(value) != memoryview(b"null"))
 
 
-@lru_cache(maxsize=1)
-def _executor(pid: int) -> ThreadPoolExecutor:
-    """The only thread of the process: several would block the event loop for a time slice each."""
-    return ThreadPoolExecutor(1, _THREAD)
-
-
-async def apart(call: Callable[..., _T], *given: Any) -> _T:
-    """Runs a call on a large body in the thread; the event loop continues."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_executor(os.getpid()), partial(call, *given))
-
-
-async def parsed(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
-    """Parses a body as a msgspec type."""
-    if len(raw) < LARGE:
-        return decoded(raw, shape)
-    return await apart(_decoded_large, raw, shape, max_inputs)
-
-
-def give_back_soon() -> None:
-    """Schedules the release of free C heap memory after large bodies.
-
-    Texts of megabytes, their copies and their tokens leave holes, which glibc keeps: about 100 MiB
-    after some dozens of large bodies. Call it in the event loop's thread.
-    """
-    loop = asyncio.get_running_loop()
-    if loop not in _waiting:
-        _waiting.add(loop)
-        loop.call_later(_QUIET_S, _give_back, loop)
-
-
-def _give_back(loop: asyncio.AbstractEventLoop) -> None:
-    _waiting.discard(loop)
-    _executor(os.getpid()).submit(_trim)
-
-
-def _trim() -> None:
-    """Does nothing if the C library lacks the call."""
-    import ctypes
-
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
-
-
-def limit_arenas() -> bool:
-    """Limits the C heap to two arenas, instead of eight per core.
-
-    A dozen threads process large bodies. glibc gives each thread an arena, which keeps free memory
-    below its last used piece: after an hour of large bodies 150 MiB and more. Python's own small
-    objects are elsewhere, so the threads hardly wait for each other.
-    """
-    import ctypes
-
-    with suppress(AttributeError, OSError, TypeError):
-        return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _N_ARENAS))
-    return False
-
-
-def _decoded_large(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
-    check_signs(raw, max_inputs)
-    return decoded(raw, shape)
-
-
 def decoded(raw: bytes, shape: type[_T]) -> _T:
-    """See parsed()."""
+    """Parses a body as a msgspec type."""
     if not raw:
         raise ApiError(400, "the body is empty", "invalid_json")
     try:
@@ -309,46 +382,6 @@ def _present(raw: bytes, shape: type[_T]) -> _T:
             raise
         present = {name: value for name, value in fields.items() if value is not None}
         return msgspec.convert(present, shape)
-
-
-def check_signs(raw: bytes, max_inputs: int) -> None:
-    """Refuses a body with too many values, from a count of the signs outside its strings.
-
-    It refuses nothing that check_values() accepts. The decoder refuses invalid JSON.
-    """
-    n_parts = n_commas = at = 0
-    # An object has two texts for a value, its name and itself; the body is no value of one.
-    max_parts = 2 * MAX_VALUES + 1 + max_inputs
-    while True:
-        quote = raw.find(_QUOTE, at)
-        between = raw[at:] if quote < 0 else raw[at:quote]
-        n_commas += between.count(b",")
-        n_parts += between.count(b"[") + between.count(b"{")
-        if n_parts > max_parts:
-            raise too_many_values()
-        if n_commas > _MAX_NUMBERS:
-            raise ApiError(
-                400, f"the body has more than the {_MAX_NUMBERS} values, numbers too, that this "
-                "server takes: send fewer ids", "beyond_bound",
-            )  # fmt: skip
-        if quote < 0:
-            return
-        n_parts += 1
-        at = _end_of_text(raw, quote + 1)
-
-
-def _end_of_text(raw: bytes, at: int) -> int:
-    """The end of a JSON string that starts at a position."""
-    while True:
-        end = raw.find(_QUOTE, at)
-        if end < 0:
-            return len(raw)
-        before = end - 1
-        while before >= at and raw[before] == _BACKSLASH:
-            before -= 1
-        if (end - before) % 2:  # an even number of backslashes: the quote is not part of the text
-            return end + 1
-        at = end + 1
 
 
 def too_many_values() -> ApiError:

@@ -1,4 +1,4 @@
-"""One HTTP request: its body, the model that answers it, and its answer, whole or as events."""
+"""One HTTP request: its endpoint, its body, its model, and its answer, whole or as events."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import anyio
 import msgspec
 from starlette.requests import Request
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from pyllama_spec.server import door
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
-from pyllama_spec.server.door import ClientGone, RequestInfo
+from pyllama_spec.server.door import (
+    ClientGone,
+    RequestInfo,
+    log,
+    note_failure,
+    stopped,
+    stopping,
+)
 from pyllama_spec.server.service import Answer, Event, Service, Shape
-from pyllama_spec.server.serving import note_failure, stopped
 from pyllama_spec.server.shapes import ChatRequest
 
 if TYPE_CHECKING:
@@ -32,6 +42,12 @@ _STREAM = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _PING = b": ping\n\n"
 # So many events are sent together at most.
 _MAX_HELD = 64
+# Characters of a path in the log.
+_MAX_LOGGED = 200
+# The status in the log of a request whose client left before its answer began; nginx's word for it.
+_LEFT = 499
+# What asks every few seconds how the server is.
+_CHECKS = ("/health", "/v1/health", "/ready", "/metrics")
 
 
 # Translates the body of a dialect, with what the model's template knows.
@@ -88,35 +104,104 @@ class Exchange:
     round are one message here.
     """
 
-    def __init__(self, models: Models, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        models: Models,
+        routes: Mapping[str, Route],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         self.models, self.serving, self._receive, self._send = models, models.serving, receive, send
         self.request = Request(scope, receive)
-        self.path: str = scope["path"]
-        self.method = self.request.method
-        self.info = RequestInfo()
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.is_large = False
+        self.path, self.method, self._routes = str(scope["path"]), self.request.method, routes
+        self._route = routes.get("GET" if self.method == "HEAD" else self.method)
+        self.info, self._status = RequestInfo(), 0
+        id_headers = REQUEST_ID if self._route is None else self._route.id_headers
+        self._headers: dict[str, str] = dict.fromkeys(id_headers, self.info.id)
         self._given = frozenset[str]()
         self._model = models.only.name if models.only is not None else ""
         self._has_given_up = False
 
+    # ---- the request as a whole
+
+    async def run(self) -> None:
+        """Admits the request, answers it, and reports errors."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.tasks.add(task)
+        try:
+            try:
+                await self._answer()
+            except asyncio.CancelledError:
+                if not self.serving.is_cutting:
+                    raise
+                await self._send_error(stopped())
+            except ClientGone:
+                raise
+            except Exception as error:  # noqa: BLE001 - sent to the client in its form, and logged
+                await self._send_error(error)
+        except ClientGone:
+            self.info.note["left"] = True
+        finally:
+            self.serving.tasks.discard(task)
+            self._log()
+
+    async def _answer(self) -> None:
+        """Raises ApiError for a request that the server must not answer."""
+        serving, route, methods = self.serving, self._route, ", ".join(sorted(self._routes))
+        self._headers |= door.check_page(self.request, serving.settings)
+        if self.method == "OPTIONS" and methods and "origin" in self.request.headers:
+            await self._send_answer(
+                Content(b"", "text/plain", 204, door.preflight(self.request, methods))
+            )
+            return
+        if route is None or not route.is_open:
+            door.check_key(self.request, serving.keys, self.info)  # before it says what there is
+        if not methods:
+            raise ApiError(404, f"there is no {self.path:.200}", "unknown_path")
+        if route is None:
+            raise ApiError(
+                405, f"{self.path} takes {methods}", "unknown_method", headers={"Allow": methods}
+            )
+        if serving.is_stopping and not route.is_open:
+            raise stopping()
+        if route.body is None:
+            await self._send_answer(await route.handler(self, None))
+            return
+        body = await self._read(route.body)
+        await self._send_answer(await self._watched(route.handler(self, body)))
+
+    def _log(self) -> None:
+        settings, status, info = self.serving.settings, self._status, self.info
+        if self.path in _CHECKS and not settings.logs_checks and 0 < status < 400:
+            return
+        if not status and "left" in info.note:
+            status = _LEFT
+        note = {"id": info.id}
+        if settings.logs_clients:
+            client = self.request.client
+            note["from"] = quote(client.host[:_MAX_LOGGED], safe=":") if client else "-"
+        note |= info.note
+        # Percent-encoded again: a newline in a path would forge a line.
+        path = quote(self.path[:_MAX_LOGGED], safe="/:@!$&'()*+,;=~", errors="replace")
+        log.info(
+            "%s %s %d %.3f s%s", self.method, path[:_MAX_LOGGED], status,
+            monotonic() - info.arrived_at, "".join(f" {k}={v}" for k, v in note.items()),
+        )  # fmt: skip
+
     # ---- the body, and the model that answers it
 
-    async def read(self, shape: type[_T]) -> _T:
+    async def _read(self, shape: type[_T]) -> _T:
         """Parses the body as a msgspec type."""
         settings = self.serving.settings
         raw = await door.read_body(self.request, settings)
-        self.is_large = len(raw) >= door.LARGE
-        body = await door.parsed(raw, shape, settings.max_inputs)
-        self._given = await self.prepared(door.given_names, raw)
+        self.serving.note_size(len(raw))
+        body = door.decoded(raw, shape)
+        self._given = door.given_names(raw)
         known: Sequence[str] = shape.__struct_fields__  # type: ignore[attr-defined]
         self.serving.note_unknown(self.path, self._given, known)
         return body
-
-    async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
-        """Runs a call on the body: here, or in a thread if the body is large."""
-        return await door.apart(call, *given) if self.is_large else call(*given)
 
     @asynccontextmanager
     async def model(
@@ -130,7 +215,7 @@ class Exchange:
                 400, f"{choice.adapter!r} is an adapter, which applies to generation only: ask "
                 f"{choice.model.name!r}", "unsupported", "model",
             )  # fmt: skip
-        service = await models.use(choice)
+        service, adapters = await models.use(choice)
         try:
             self._model = service.name
             if models.only is None:
@@ -139,7 +224,7 @@ class Exchange:
                 yield service
                 return
             self.info.note["adapter"] = choice.adapter
-            with service.llm.with_adapters(models.adapters(choice)):
+            with service.llm.with_adapters(adapters):
                 yield service
         finally:
             models.done_with(choice.model)
@@ -171,39 +256,29 @@ class Exchange:
     async def _answering(self, body: Any, to_chat: ToChat | None) -> AsyncGenerator[Answer, None]:
         async with self.model(body.model) as service:
             if to_chat is not None:  # a template says what it knows of thoughts in a moment
-                body = await service.in_thread(to_chat, body, service)
-            yield await self.prepared(service.answer, body, self.info)
+                body = await asyncio.to_thread(to_chat, body, service)
+            yield service.answer(body, self.info)
 
     async def count_tokens(self, body: Any, to_chat: ToChat | None = None) -> int:
         """The number of tokens of a chat's prompt, without computing them; see generate()."""
         async with self.model(body.model) as service:
-            return await service.in_thread(_n_prompt, service, body, to_chat, self.info)
+            return await asyncio.to_thread(_n_prompt, service, body, to_chat, self.info)
 
     # ---- output
 
-    async def send(self, answer: Any) -> None:
+    async def _send_answer(self, answer: Any) -> None:
         """Sends what a handler returned: Events, Content, or an object as JSON."""
         if isinstance(answer, Events):
             await self._send_events(answer)
-        elif isinstance(answer, Content):
-            await self._send_content(answer)
-        else:
-            await self.send_json(answer)
-
-    async def send_json(
-        self, answer: object, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Sends a whole answer as JSON."""
-        await self._send_content(Content(msgspec.json.encode(answer), _JSON, status, headers or {}))
-
-    async def _send_content(self, answer: Content) -> None:
-        more = {**answer.headers, "Content-Length": str(len(answer.raw))}
-        await self._begin(answer.status, answer.kind, more)
-        await self._deliver({"type": "http.response.body", "body": answer.raw})
+            return
+        content = answer if isinstance(answer, Content) else Content(msgspec.json.encode(answer))
+        more = {**content.headers, "Content-Length": str(len(content.raw))}
+        await self._begin(content.status, content.kind, more)
+        await self._deliver({"type": "http.response.body", "body": content.raw})
 
     async def _begin(self, status: int, kind: str, more: Mapping[str, str]) -> None:
-        self.status = status
-        headers = {"Content-Type": kind, **more, **self.headers}
+        self._status = status
+        headers = {"Content-Type": kind, **more, **self._headers}
         raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
         await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -228,13 +303,13 @@ class Exchange:
         if transport is not None:
             transport.abort()
 
-    async def send_error(
-        self, error: BaseException, form: Callable[[ApiError], dict[str, Any]]
-    ) -> None:
+    async def _send_error(self, error: BaseException) -> None:
         """Sends an error in place of an answer that has not started."""
         shown = self._shown(error)
-        if not self.status:
-            await self.send_json(form(shown), shown.status, shown.headers)
+        if not self._status:
+            form = openai_error if self._route is None else self._route.error_form
+            raw = msgspec.json.encode(form(shown))
+            await self._send_answer(Content(raw, _JSON, shown.status, shown.headers))
 
     def _shown(self, error: BaseException) -> ApiError:
         """An error as its client sees it; writes it to the log and the metrics."""
@@ -246,8 +321,7 @@ class Exchange:
         self.info.note["error"] = code = shown.code or shown.type
         if option := settings.flags.get(shown.option, shown.option):
             self.info.note["option"] = option
-        self.serving.metrics.note_error(self._model, code)
-        _let_go(error)
+        self.serving.metrics.add("pyllama_spec:request_errors", 1, self._model, code)
         return shown
 
     # ---- while the answer is made
@@ -257,7 +331,7 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def watched(self, work: Awaitable[_T]) -> _T:
+    async def _watched(self, work: Awaitable[_T]) -> _T:
         """The result of a handler, which is cancelled when the client disconnects."""
         task, left = asyncio.ensure_future(work), asyncio.ensure_future(self._left())
         try:
@@ -298,14 +372,17 @@ class Exchange:
                 raise ClientGone
             error = reader.exception()
         except asyncio.CancelledError:
-            if not (self.status and self.serving.is_cutting):
+            if not (self._status and self.serving.is_cutting):
                 raise
             error = stopped()
         finally:
             await _ended(reader, left)
         if error is not None:
-            if not self.status:
-                raise error
+            if not self._status:
+                try:
+                    raise error
+                finally:
+                    del error  # its frames hold the body, and would hold itself
             held += map(_sse, events.failed(self._shown(error)))
         await self._send_part(held)
         await self._deliver({"type": "http.response.body", "body": b""})
@@ -314,7 +391,7 @@ class Exchange:
         """Sends the held events, which are those of a round, as one message."""
         raw = b"".join(held)
         held.clear()
-        if not self.status:
+        if not self._status:
             await self._begin(200, "text/event-stream; charset=utf-8", _STREAM)
         await self._deliver({"type": "http.response.body", "body": raw, "more_body": True})
 
@@ -325,17 +402,49 @@ def _n_prompt(service: Service, body: Any, to_chat: ToChat | None, info: Request
         return handle.status.n_prompt
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Clears the frames of a reported error, which refer to the body and the error.
-
-    The cycle collector runs seldom, as it counts objects and not megabytes.
-    """
-    while error is not None and error.__traceback__ is not None:
-        error.__traceback__, error = None, error.__context__
-
-
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
     """Cancels tasks and waits for them, so that they release their resources."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ---- the application
+
+
+class App:
+    """The application: finds the endpoint of a request, admits it, and reports errors.
+
+    See create_app(). Await serving.stop() before the server ends.
+    """
+
+    def __init__(self, models: Models, routes: Iterable[Route]) -> None:
+        self.models, self.serving = models, models.serving
+        paths: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            paths.setdefault(route.path, {}).setdefault(route.method, route)
+        endpoints = [
+            StarletteRoute(path, endpoint=_Endpoint(models, by_method))
+            for path, by_method in paths.items()
+        ]
+        self._router = Router(endpoints, default=_Endpoint(models, {}), redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        self.models.start()
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        await self._router(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """The routes of a path by method; empty for an unknown path."""
+
+    models: Models
+    routes: Mapping[str, Route]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI, for a request of HTTP."""
+        await Exchange(self.models, self.routes, scope, receive, send).run()

@@ -27,10 +27,16 @@ _NO_CONSTRAINTS = (
     "disable_fallback", "disable_any_whitespace", "disable_additional_properties",
     "whitespace_pattern",
 )  # fmt: skip
+# Fields of other servers that limit or change a text, and the values that change nothing.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "lora": (None, []), "dynatemp_range": (None, 0), "t_max_predict_ms": (None, 0, -1),
+    "allowed_token_ids": (None, []), "use_beam_search": (None, False),
+}  # fmt: skip
 # Fields that are translated below, or are not for the library.
 _APART = frozenset((
     "model", "messages", "prompt", "best_of", "stream", "stream_options", "speculation",
     "prediction", "json_schema", "logit_bias", "structured_outputs", *_GUIDED.values(),
+    *_UNSUPPORTED,
 ))  # fmt: skip
 
 
@@ -41,6 +47,7 @@ def keywords_of(
     fields = msgspec.structs.asdict(request)
     # A prompt may be as many ids as the context has.
     check_values({field: value for field, value in fields.items() if field != "prompt"})
+    _check_supported(fields)
     keywords = dict(settings.defaults)
     if isinstance(request, ChatRequest):
         keywords.update(settings.chat_defaults)
@@ -69,6 +76,14 @@ def keywords_of(
     _limit(keywords, settings)
     keywords.update(_drafting(request.speculation))
     return keywords
+
+
+def _check_supported(fields: Mapping[str, Any]) -> None:
+    for field, neutral in _UNSUPPORTED.items():
+        if fields[field] not in neutral:
+            raise ApiError(
+                400, f"{field} has no effect on this server: leave it out", "unsupported", field
+            )  # fmt: skip
 
 
 def _constraint(request: Sampling, fields: Mapping[str, Any]) -> Json | None:

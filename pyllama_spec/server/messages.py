@@ -24,7 +24,6 @@ from pyllama_spec.server.dialect import (
     Kinds,
     Part,
     Turns,
-    own_figures,
     part_of,
     text_part,
 )
@@ -249,30 +248,14 @@ class MessageShape(BlockShape):
     def __init__(self, *, shows_thoughts: bool = True) -> None:
         super().__init__()
         self._shows_thoughts = shows_thoughts
+        self._blocks: list[Json] = []
+        self._input = ""
 
-    def whole(self, answer: Json) -> Json:
-        """See Shape."""
-        choice = answer["choices"][0]
-        said = choice["message"]
-        content: list[Json] = []
-        thought = said.get("reasoning_content")
-        if thought:
-            thought = thought if self._shows_thoughts else ""
-            content.append({"type": "thinking", "thinking": thought, "signature": ""})
-        calls = said.get("tool_calls") or []
-        if said.get("content") or not (content or calls):
-            content.append(text_part(said.get("content") or ""))
-        for call in calls:
-            function = call["function"]
-            arguments = _input(function["arguments"])
-            content.append(_call_block(call["id"], function["name"], arguments))
+    def _whole(self, last: Json) -> Json:
         return {
-            **self._head(answer),
-            "content": content,
-            **_stop(choice),
-            "usage": _usage(answer.get("usage")),
-            **own_figures(answer),
-        }
+            **self._head(), "content": self._blocks, **_stop(self._end),
+            "usage": _usage(self._usage), **self._figures,
+        }  # fmt: skip
 
     def failed(self, error: ApiError) -> Iterator[Event]:
         """See Shape."""
@@ -281,25 +264,30 @@ class MessageShape(BlockShape):
 
     def _begin(self) -> Iterator[Event]:
         usage = {**_usage(self._usage), "output_tokens": 0}
-        head = {**self._head(self._answer), "content": [], "usage": usage}
+        head = {**self._head(), "content": [], "usage": usage}
         yield _event("message_start", message={**head, "stop_reason": None, "stop_sequence": None})
 
     def _opened(self, kind: str | int, call_id: str, name: str) -> Iterator[Event]:
-        block = _call_block(call_id, name, {})
+        block: Json = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
         if kind == "thought":
             block = {"type": "thinking", "thinking": "", "signature": ""}
         elif kind == "text":
             block = text_part("")
-        yield _event("content_block_start", index=self._n_blocks - 1, content_block=block)
+        self._input = ""
+        self._blocks.append(block)
+        yield _event("content_block_start", index=self._n_blocks - 1, content_block={**block})
 
     def _thought(self, text: str) -> Iterator[Event]:
         if self._shows_thoughts:
+            self._blocks[-1]["thinking"] += text
             yield self._delta("thinking_delta", thinking=text)
 
     def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]:
+        self._blocks[-1]["text"] += text
         yield self._delta("text_delta", text=text)
 
     def _arguments(self, text: str) -> Iterator[Event]:
+        self._input += text
         yield self._delta("input_json_delta", partial_json=text)
 
     def _close(self) -> Iterator[Event]:
@@ -307,6 +295,8 @@ class MessageShape(BlockShape):
             return
         if self._open == "thought":  # clients wait for it; no one checks it
             yield self._delta("signature_delta", signature="")
+        elif self._open != "text":
+            self._blocks[-1]["input"] = _input(self._input)
         self._open = None
         yield _event("content_block_stop", index=self._n_blocks - 1)
 
@@ -320,8 +310,8 @@ class MessageShape(BlockShape):
         delta = {"type": kind, **fields}
         return _event("content_block_delta", index=self._n_blocks - 1, delta=delta)
 
-    def _head(self, answer: Json) -> Json:
-        shown, model = self.shown_id(str(answer["id"])), answer["model"]
+    def _head(self) -> Json:
+        shown, model = self.shown_id(str(self._answer["id"])), self._answer["model"]
         return {"id": shown, "type": "message", "role": "assistant", "model": model}
 
 
@@ -349,10 +339,6 @@ def _usage(usage: Json | None) -> Json:
         "output_tokens": usage.get("completion_tokens") or 0,
         **({} if thought is None else {"output_tokens_details": {"thinking_tokens": thought}}),
     }
-
-
-def _call_block(call_id: str, name: str, arguments: Json) -> Json:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 def _input(arguments: str) -> Json:

@@ -17,7 +17,7 @@ from pyllama_spec.chat.prompts import template_variables
 from pyllama_spec.chat.tools import REASONING
 from pyllama_spec.drafters import needs_file
 from pyllama_spec.engine.checks import count, meant, one_of, real
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, Face, PyllamaSpecError, UnsupportedError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.loading import check_options
@@ -32,14 +32,6 @@ _DEFAULTS: Mapping[str, Any] = {
 # Options of requests in the file that are for chats alone, by create_chat_completion()'s names.
 _OF_CHATS = (*OF_CHATS, "reasoning_format", "chat_template_kwargs")
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
-
-
-def is_missing(path: Path) -> bool:
-    """Whether a file is missing. False if this user may not see it: opening it gives the reason."""
-    try:
-        return not path.exists()
-    except OSError:
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +59,15 @@ class ModelSpec:
     keep_alive_s: float | None = None
     is_preloaded: bool = False
 
-    def missing_files(self) -> list[tuple[str, Path]]:
-        """The missing files with their keys; draft_memory does not count, as it is created."""
-        named = {"model_path": self.keywords["model_path"]}
+    def missing_files(self) -> list[Path]:
+        """The missing files; draft_memory does not count, as it is created."""
+        paths = [self.keywords["model_path"], *(path for path, _ in self.adapters.values())]
         draft = self.keywords.get("draft")
         if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
-            named["draft"] = draft
+            paths.append(draft)
         if self.keywords.get("lora_path"):
-            named["lora_path"] = self.keywords["lora_path"]
-        paths = {key: Path(path) for key, path in named.items()}
-        return [(key, path) for key, path in paths.items() if is_missing(path)]
+            paths.append(self.keywords["lora_path"])
+        return [Path(path) for path in paths if not os.path.lexists(path)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -152,6 +143,7 @@ class _Own(Struct, kw_only=True, forbid_unknown_fields=True):
 _OPTIONS = options_of(OpenOptions)
 _KEYS = (*_Own.__struct_fields__, *(name for name, one in _OPTIONS.items() if one.in_files))
 
+_TOML = Face(words={"True": "true", "False": "false"})
 _UNKNOWN_AT_TOP = re.compile(r"Object contains unknown field `([^`]+)`")
 
 
@@ -186,7 +178,10 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
                 raise ArgumentError(
                     name, problem="belongs to one model: it cannot be in [defaults]"
                 )
-        specs = [_with_defaults(name, listed, file.parent) for name in listed.models]
+        specs = []
+        for name, table in listed.models.items():
+            with _errors_of(f"models.{name}"):
+                specs.append(_spec(name, {**listed.defaults, **table}, file.parent))
         memory, most = listed.memory_mib, listed.max_loaded
         return ModelList(
             specs=tuple(specs),
@@ -226,21 +221,8 @@ def _errors_of(place: str) -> Iterator[None]:
     try:
         yield
     except PyllamaSpecError as error:
-        # TOML writes true and false.
-        text = re.sub(r"(?<!['\"])\b(True|False)\b", lambda word: word[0].lower(), str(error))
         kind = UnsupportedError if isinstance(error, UnsupportedError) else ArgumentError
-        raise kind(problem=f"{place}: {text}") from None
-
-
-def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:
-    """The model of a table and [defaults]; an error that [defaults] has alone names it."""
-    try:
-        with _errors_of(f"models.{name}"):
-            return _spec(name, {**listed.defaults, **listed.models[name]}, folder)
-    except ArgumentError:
-        with _errors_of("defaults"):
-            _spec(name, {"model_path": name, **listed.defaults}, folder)
-        raise
+        raise kind(problem=f"{place}: {error.rendered(_TOML)}") from None
 
 
 def _spec(name: str, table: Mapping[str, Any], folder: Path) -> ModelSpec:

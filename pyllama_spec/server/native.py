@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,12 +13,11 @@ from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.door import RequestInfo
+from pyllama_spec.server.door import RequestInfo, stopping
 from pyllama_spec.server.exchange import Content, Exchange, Route
 from pyllama_spec.server.metrics import CONTENT_TYPE
 from pyllama_spec.server.models import ServedModel, given_up
 from pyllama_spec.server.service import Event, Service, Shape, timings
-from pyllama_spec.server.serving import stopping
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
@@ -155,7 +155,7 @@ def _probabilities(choice: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
 async def tokenize(exchange: Exchange, request: TokenizeRequest) -> Any:
     """POST /tokenize."""
     async with exchange.model(request.model) as service:
-        return Content(await service.in_thread(_tokenized, service.llm.model.vocab, request))
+        return Content(await asyncio.to_thread(_tokenized, service.llm.model.vocab, request))
 
 
 def _tokenized(vocab: Vocab, request: TokenizeRequest) -> bytes:
@@ -180,19 +180,19 @@ def _piece(raw: bytes) -> str | list[int]:
 async def detokenize(exchange: Exchange, request: DetokenizeRequest) -> Any:
     """POST /detokenize."""
     async with exchange.model(request.model) as service:
-        raw = await service.in_thread(service.llm.detokenize, request.tokens, special=True)
+        raw = await asyncio.to_thread(service.llm.detokenize, request.tokens, special=True)
     return {"content": raw.decode(errors="replace")}
 
 
 async def apply_template(exchange: Exchange, request: ChatRequest) -> Any:
     """POST /apply-template: renders a chat as the model's input text."""
     async with exchange.model(request.model) as service:
-        return {"prompt": await service.in_thread(_rendered, service, request, exchange.info)}
+        return {"prompt": await asyncio.to_thread(_rendered, service, request, exchange.info)}
 
 
 def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
     """The prompt as text. With tools or separate thoughts the engine renders it."""
-    service.chat_keywords(request, info)  # within the bounds
+    service.keywords(request, info)  # within the bounds
     llm, defaults = service.llm, service.settings.chat_defaults
     form = request.reasoning_format or defaults.get("reasoning_format") or "none"
     effort = request.reasoning_effort or defaults.get("reasoning_effort")
@@ -253,7 +253,7 @@ async def props(exchange: Exchange, _: None) -> Any:
         shown = {"model_alias": one.name, "build_info": _build_info(), "total_slots": 0}
         return {**shown, "state": one.state}
     async with exchange.model(one.name) as service:
-        return await service.in_thread(_props, service)
+        return await asyncio.to_thread(_props, service)
 
 
 def _named(exchange: Exchange) -> ServedModel:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,14 +41,14 @@ async def models(exchange: Exchange, _: None) -> Any:
     """GET /v1/models: all models with states, the default first; adapters count as models."""
     default = exchange.models.find(None).model
     listed = sorted(exchange.models.all, key=lambda one: one is not default)
-    shown = [_model(one, name) for one in listed for name in (None, *one.adapters)]
+    shown = [_model(one, name) for one in listed for name in (None, *one.spec.adapters)]
     return {"object": "list", "data": shown}
 
 
 async def model(exchange: Exchange, _: None) -> Any:
     """GET /v1/models/{name}."""
     name, only = exchange.request.path_params["name"], exchange.models.only
-    if only is not None and name not in (only.name, *only.aliases):
+    if only is not None and name not in (only.name, *only.spec.aliases):
         raise ApiError(404, f"there is no model {name!r:.100} here", "model_not_found", "model")
     return _model(*exchange.models.find(name))
 
@@ -59,13 +61,14 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
     }  # fmt: skip
     if adapter is not None:
         shown["parent"] = one.name
-    elif one.aliases:
-        shown["aliases"] = list(one.aliases)
+    elif one.spec.aliases:
+        shown["aliases"] = list(one.spec.aliases)
     if (why := one.failure_of(adapter)) is not None:
         shown |= {"state": "failed", "error": why}
     service = one.service
     if service is None:
-        shown["meta"] = {"draft": one.draft_asked_for}
+        draft = one.spec.keywords.get("draft")
+        shown["meta"] = {"draft": None if draft in (None, "none") else Path(str(draft)).name}
         return shown
     info = service.llm.model.info
     shown["meta"] = {
@@ -77,11 +80,11 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
 
 async def embeddings(exchange: Exchange, request: EmbeddingRequest) -> Any:
     """POST /v1/embeddings: a vector of length 1 for each text."""
-    texts = await exchange.prepared(_texts, request.input)
+    texts = _texts(request.input)
     async with exchange.model(request.model, needs_base=True) as service:
         _check_embedding(request, texts, service)
         async with service.beside() as check:
-            vectors, n_tokens = await service.in_thread(_vectors, service.llm, texts, check)
+            vectors, n_tokens = await asyncio.to_thread(_vectors, service.llm, texts, check)
     exchange.info.note["prompt_tokens"] = n_tokens
     return {
         "object": "list",
@@ -153,9 +156,9 @@ async def rerank(exchange: Exchange, request: RerankRequest) -> Any:
             raise beyond("documents", f"has {len(documents)} entries", most)
         llm, query = service.llm, request.query
         async with service.beside() as check:
-            scores = await service.in_thread(_scores, llm, query, documents, check)
+            scores = await asyncio.to_thread(_scores, llm, query, documents, check)
         is_counted = request.documents is not None
-        n_tokens = await service.in_thread(_n_tokens, llm, query, documents) if is_counted else 0
+        n_tokens = await asyncio.to_thread(_n_tokens, llm, query, documents) if is_counted else 0
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     if request.top_n is not None:
         order = order[: max(request.top_n, 0)]

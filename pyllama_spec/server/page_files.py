@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -35,47 +33,31 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # Revalidated each time: after an upgrade no old script meets a new page.
+    # Fetched each time: after an upgrade no old script meets a new page.
     "cache-control": "no-cache",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    """A file of the page."""
-
-    raw: bytes
-    kind: str
-    etag: str
-
-
 @cache
-def page_files() -> dict[str, PageFile]:
+def page_files() -> dict[str, Content]:
     """The files by URL path."""
-    files = {}
-    for file in sorted(FOLDER.iterdir()):
-        if file.suffix not in _KINDS:
-            continue
-        raw = file.read_bytes()
-        etag = f'"{hashlib.sha256(raw).hexdigest()[:32]}"'
-        path = "/" if file.name == _INDEX else f"/page/{file.name}"
-        files[path] = PageFile(raw, _KINDS[file.suffix], etag)
-    return files
+    return {
+        "/" if file.name == _INDEX else f"/page/{file.name}": Content(
+            file.read_bytes(), _KINDS[file.suffix], 200, _HEADERS
+        )
+        for file in sorted(FOLDER.iterdir())
+        if file.suffix in _KINDS
+    }
 
 
-async def send_file(file: PageFile, exchange: Exchange, _: None) -> Content:
-    """GET of a file: its content, or 304 if the browser has it."""
+async def send_file(file: Content, exchange: Exchange, _: None) -> Content:
+    """GET of a file."""
     if not exchange.serving.settings.has_page:
         raise ApiError(
             404, f"there is no {exchange.path:.200}: the page is switched off", "unknown_path",
             option="has_page",
         )  # fmt: skip
-    headers = {**_HEADERS, "etag": file.etag}
-    asked = (exchange.request.headers.get("if-none-match") or "").split(",")
-    known = {one.strip().removeprefix("W/") for one in asked}
-    if file.etag in known:
-        return Content(b"", file.kind, 304, headers)
-    return Content(file.raw, file.kind, 200, headers)
+    return file
 
 
 # Each knows its file: within another application the request's path has that one's place before it.

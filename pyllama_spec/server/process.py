@@ -21,62 +21,16 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pyllama_spec.engine.checks import count
-from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
-from pyllama_spec.server.app import App, create_app
-from pyllama_spec.server.door import limit_arenas
+from pyllama_spec.server.app import create_app
+from pyllama_spec.server.door import log
+from pyllama_spec.server.exchange import App
 from pyllama_spec.server.model_list import ModelList
-from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 
 # Windows has no such signal.
-_SIGNAL: signal.Signals | None = getattr(signal, "SIGHUP", None)
-
-
-class Hangup(Closeable):
-    """Catches SIGHUP in the main thread for serve() to read; an outer Hangup applies."""
-
-    def __init__(self) -> None:
-        self._heed: Callable[[bool], None] | None = None
-        self._has_come = self._ends_with_terminal = False
-        self._before: Any = None
-
-    def __enter__(self) -> Hangup:
-        """Returns the active Hangup, which may be an outer one."""
-        if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
-            return self
-        before = signal.getsignal(_SIGNAL)
-        outer = getattr(before, "__self__", None)
-        if isinstance(outer, Hangup):
-            return outer
-        self._before = before
-        self._ends_with_terminal = before is not signal.SIG_IGN and _has_terminal()
-        signal.signal(_SIGNAL, self._come)
-        return self
-
-    def close(self) -> None:
-        """Restores the previous handler of SIGHUP."""
-        if self._before is not None and _SIGNAL is not None:
-            signal.signal(_SIGNAL, self._before)
-            self._before = None
-
-    def heed(self, call: Callable[[bool], None] | None) -> None:
-        """Calls a function at each SIGHUP from now on; at once for an earlier one."""
-        self._heed = call
-        if call is not None and self._has_come:
-            self._has_come = False
-            call(self._is_over())
-
-    def _come(self, sig: int, frame: FrameType | None) -> None:
-        if self._heed is None:
-            self._has_come = True
-        else:
-            self._heed(self._is_over())
-
-    def _is_over(self) -> bool:
-        return self._ends_with_terminal and not _has_terminal()
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
 def _has_terminal() -> bool:
@@ -98,9 +52,6 @@ def read_certificate_again(
     if certificate is None:
         return
     try:
-        for path in (certificate, key):
-            if path is not None:
-                check_no_pipe(path)
         # Apart first: what fails halfway would leave a certificate without its key.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         context.load_cert_chain(certificate, key)
@@ -110,6 +61,8 @@ def read_certificate_again(
     log.info("SIGHUP: the certificate was read again; connections that are open keep the old one")
 
 
+# mallopt()'s name of the limit, in glibc's malloc.h.
+_M_ARENA_MAX, _N_ARENAS = -8, 2
 _MAX_HEADER_BYTES = 64 << 10
 # In addition to the time of running requests: for their last messages to arrive.
 _LAST_WORDS_S = 2
@@ -167,31 +120,22 @@ def serve(
     with warnings.catch_warnings():
         # The library's warnings may quote a client's schema or chat.
         warnings.simplefilter("ignore")
-        return server.run()
+        server.run()
+    return server.ended
 
 
-class HttpServer:
-    """An application with its listening socket; run() serves it in any thread."""
+def limit_arenas() -> bool:
+    """Limits the C heap to two arenas, instead of eight per core.
 
-    def __init__(
-        self, app: App, listening: Listening, on_start: Callable[[str], None] = log.info
-    ) -> None:
-        self._server = _Server(app, listening, on_start)
-        self._socket = _bound(listening)
+    A dozen threads process large bodies. glibc gives each thread an arena, which keeps free memory
+    below its last used piece: after an hour of large bodies 150 MiB and more. Python's own small
+    objects are elsewhere, so the threads hardly wait for each other.
+    """
+    import ctypes
 
-    def run(self) -> tuple[int, int]:
-        """Serves until stop(), or in the main thread until a signal; see serve()."""
-        with self._socket:
-            asyncio.run(self._server.serve([self._socket]))
-        return self._server.ended
-
-    def stop(self) -> None:
-        """Stops the server, from any thread, without waiting."""
-        self._server.should_exit = True
-
-    def read_again(self) -> None:
-        """Rereads the keys and the certificate, from any thread, as SIGHUP does."""
-        self._server.read_again()
+    with suppress(AttributeError, OSError, TypeError):
+        return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _N_ARENAS))
+    return False
 
 
 def _config(app: App, listening: Listening) -> uvicorn.Config:
@@ -200,16 +144,14 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
 
     config = uvicorn.Config(
         app, http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None,
-        access_log=False, proxy_headers=False, server_header=False,
+        access_log=False, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1",
+        server_header=False,
         limit_concurrency=listening.max_connections,
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_graceful_shutdown=int(app.serving.settings.stop_timeout_s) + _LAST_WORDS_S,
         ssl_certfile=listening.certificate, ssl_keyfile=listening.key,
     )  # fmt: skip
     try:
-        for path in (listening.certificate, listening.key):
-            if path is not None:
-                check_no_pipe(path)
         config.load()
     except OSError as error:  # of ssl, too
         raise ArgumentError(
@@ -242,19 +184,34 @@ def _bound(listening: Listening) -> socket.socket:
     return sock
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server with the shutdown of serve()."""
+class HttpServer(uvicorn.Server):
+    """An application with its listening socket; run() serves it in any thread.
 
-    def __init__(self, app: App, listening: Listening, on_start: Callable[[str], None]) -> None:
+    `ended`: the number of requests that ran at the end, and how many of them were cut.
+    """
+
+    def __init__(
+        self, app: App, listening: Listening, on_start: Callable[[str], None] = log.info
+    ) -> None:
         super().__init__(_config(app, listening))
         self._app, self._listening, self._on_start = app, listening, on_start
-        self.ended = (0, 0)
+        self.ended, self._ends_with_terminal = (0, 0), False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket = _bound(listening)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until stop(), or in the main thread until a signal; see serve()."""
+        with self._socket:
+            asyncio.run(self.serve([self._socket]))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves in the running loop, which also runs read_again()."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    def stop(self) -> None:
+        """Stops the server, from any thread, without waiting."""
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -262,27 +219,29 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]
+        handlers = dict.fromkeys(_SIGNALS, self.handle_exit)
+        if _HANGUP is not None:
+            is_kept = signal.getsignal(_HANGUP) is signal.SIG_IGN  # as under nohup
+            self._ends_with_terminal = not is_kept and _has_terminal()
+            handlers[_HANGUP] = self._hang_up
+        before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
         try:
-            with Hangup() as hangup:
-                hangup.heed(self._hang_up)
-                try:
-                    yield
-                finally:
-                    hangup.heed(None)
+            yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for one, old in before.items():
+                signal.signal(one, old)
 
-    def _hang_up(self, is_over: bool) -> None:
-        if is_over:
+    def _hang_up(self, sig: int, frame: FrameType | None) -> None:
+        """Handles SIGHUP: rereads the files, or stops if the terminal is closed."""
+        if self._ends_with_terminal and not _has_terminal():
             self.should_exit = True  # first: the log may go to the terminal that is closed
             log.warning("SIGHUP: the terminal that the server was started in is closed")
         else:
             self.read_again()
 
     def read_again(self) -> None:
-        """Rereads the keys and the certificate; callable from any thread and signal handler."""
+        """Rereads keys and certificate, from any thread or signal handler, as SIGHUP does."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._read_again)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,16 @@ from typing import TYPE_CHECKING, Any
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.errors import ArgumentError, Face, PyllamaSpecError, UnsupportedError
-from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
 from pyllama_spec.options import Option, options_of
-from pyllama_spec.server.keys import keys_of, notes_of, reader_of
-from pyllama_spec.server.settings import LOOPBACK, ServerSettings, hosts_for
+from pyllama_spec.server.settings import (
+    LOOPBACK,
+    ServerSettings,
+    hosts_for,
+    keys_of,
+    notes_of,
+    reader_of,
+)
 from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
@@ -248,7 +252,7 @@ def run(
         return EXIT_OK
     try:
         meant = plan(given)
-        files = [] if meant.log_file is None else [LogFile(meant.log_file, program)]
+        files = [] if meant.log_file is None else [log_file(meant.log_file)]
     except PyllamaSpecError as error:
         _say(program, f"error: {error}")
         return EXIT_USAGE
@@ -273,7 +277,6 @@ def run(
 
 def _serve(meant: Plan, say: Callable[[str], None]) -> None:
     from pyllama_spec.server import serve
-    from pyllama_spec.server.process import Hangup
 
     say(f"version {__version__}, llama.cpp {engine_version()}")
     for note in meant.notes:
@@ -282,50 +285,25 @@ def _serve(meant: Plan, say: Callable[[str], None]) -> None:
     def listens(served: str) -> Callable[[str], None]:
         return lambda url: say(f"server is listening on {url}, with {served}")
 
-    with Hangup():
-        if meant.models is not None:
-            n = len(meant.models.specs)
-            serve(meant.models, meant.settings, meant.listening, on_start=listens(f"{n} models"))
-            return
-        with Llama(**meant.keywords) as llm:
-            if meant.adapters:
-                llm.set_adapters(meant.adapters)
-            served = Path(meant.keywords["model_path"]).name
-            with suppress(UnsupportedError):  # a model that only embeds has no draft
-                served += f", draft {llm.drafter_name}"
-            serve(llm, meant.settings, meant.listening, on_start=listens(served))
+    if meant.models is not None:
+        n = len(meant.models.specs)
+        serve(meant.models, meant.settings, meant.listening, on_start=listens(f"{n} models"))
+        return
+    with Llama(**meant.keywords) as llm:
+        if meant.adapters:
+            llm.set_adapters(meant.adapters)
+        served = Path(meant.keywords["model_path"]).name
+        with suppress(UnsupportedError):  # a model that only embeds has no draft
+            served += f", draft {llm.drafter_name}"
+        serve(llm, meant.settings, meant.listening, on_start=listens(served))
 
 
-class LogFile(WatchedFileHandler):
-    """The file of --log-file, opened anew after logrotate; a failed write is reported once."""
-
-    _is_reported = False
-
-    def __init__(self, path: Path, program: str) -> None:
-        self._program = program
-        super().__init__(path)
-
-    def _open(self) -> TextIOWrapper:
-        try:
-            check_no_pipe(Path(self.baseFilename))
-            return super()._open()
-        except OSError as error:
-            raise ArgumentError(
-                problem=f"{self.baseFilename} cannot be written: {error.strerror}"
-            ) from None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line."""
-        try:
-            super().emit(record)
-        except ArgumentError:  # of opening it anew
-            self.handleError(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Reports it on stderr, where logging itself has a traceback for each line."""
-        if not self._is_reported:
-            self._is_reported = True
-            _say(self._program, f"--log-file: {sys.exc_info()[1]}; the server continues")
+def log_file(path: Path) -> WatchedFileHandler:
+    """The file of --log-file, opened anew after logrotate."""
+    try:
+        return WatchedFileHandler(path)
+    except OSError as error:
+        raise ArgumentError(problem=f"{path} cannot be written: {error.strerror}") from None
 
 
 def _say(program: str, line: str) -> None:

@@ -207,15 +207,7 @@ class ResponseShape(BlockShape):
         self._n_events = 0
         self._items: list[Json] = []
 
-    def whole(self, answer: Json) -> Json:
-        """See Shape."""
-        choice = answer["choices"][0]
-        said = dict(choice["message"])
-        calls = enumerate(said.get("tool_calls") or ())
-        said["tool_calls"] = [{"index": i, **call} for i, call in calls]
-        for _ in self.of({**answer, "choices": [{**choice, "delta": said}]}):
-            pass
-        *_, (_, last) = self.end()
+    def _whole(self, last: Json) -> Json:
         whole: Json = last["response"]
         return whole
 

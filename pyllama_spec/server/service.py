@@ -28,10 +28,9 @@ from pyllama_spec.llama.chat_completion import ThoughtTags
 from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.requests.options import MAX_CHOICES
 from pyllama_spec.server.api_errors import ApiError, openai_error
-from pyllama_spec.server.door import RequestInfo
+from pyllama_spec.server.door import RequestInfo, log
 from pyllama_spec.server.keywords import beyond, cut_note, keywords_of
 from pyllama_spec.server.metrics import ModelMetrics
-from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import ChatRequest, CompletionRequest, Json
 
@@ -42,8 +41,8 @@ Asked = ChatRequest | CompletionRequest
 Event = tuple[str | None, Any]
 # Of OpenAI's API.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# The longest role, and how many unknown ones of a chat are looked at.
-_MAX_ROLE, _MOST_ROLES = 64, 8
+# Characters of an unknown role that are compared with these.
+_MAX_ROLE = 64
 
 
 class Thoughts(NamedTuple):
@@ -127,35 +126,24 @@ class Service:
 
     # ---- requests of texts
 
-    def chat(self, request: ChatRequest, info: RequestInfo) -> Answer:
-        """Prepares the answer to a chat."""
-        keywords = self.chat_keywords(request, info)
-        self._check_n_texts(1, keywords)
-        return Answer(self, self.llm.acreate_chat_completion, request.messages, keywords, info)
-
-    def complete(self, request: CompletionRequest, info: RequestInfo) -> Answer:
-        """Prepares the completion of a text, or of each of several."""
-        keywords = keywords_of(request, self.settings, self.name, info.caller)
-        most, prompt = self.settings.max_inputs, request.prompt
+    def answer(self, asked: Asked, info: RequestInfo) -> Answer:
+        """Prepares the answer to a chat, or the completion of a text or of each of several."""
+        keywords, note = self.keywords(asked, info), cut_note(asked, self.settings)
+        if isinstance(asked, ChatRequest):
+            self._check_n_texts(1, keywords)
+            create = self.llm.acreate_chat_completion
+            return Answer(self, create, asked.messages, keywords, info, note)
+        most, prompt = self.settings.max_inputs, asked.prompt
         is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
         if is_list and len(prompt) > most:
             raise beyond("prompt", f"has {len(prompt)} entries", most)
         self._check_n_texts(len(prompt) if is_list else 1, keywords)
-        if request.best_of is not None and request.best_of != (request.n or 1):
+        if asked.best_of is not None and asked.best_of != (asked.n or 1):
             raise ApiError(
-                400, f"best_of={request.best_of} differs from n={request.n or 1}: this server "
+                400, f"best_of={asked.best_of} differs from n={asked.n or 1}: this server "
                 "returns every answer; omit best_of", "unsupported", "best_of",
             )  # fmt: skip
-        return Answer(self, self.llm.acreate_completion, prompt, keywords, info)
-
-    def answer(self, asked: Asked, info: RequestInfo) -> Answer:
-        """Prepares the answer to a request."""
-        if isinstance(asked, ChatRequest):
-            answer = self.chat(asked, info)
-        else:
-            answer = self.complete(asked, info)
-        answer.cut_note = cut_note(asked, self.settings)
-        return answer
+        return Answer(self, self.llm.acreate_completion, prompt, keywords, info, note)
 
     def _check_n_texts(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
         """Refuses a request that does not fit even an empty queue, so a retry is useless."""
@@ -169,11 +157,12 @@ class Service:
         most = MAX_CHOICES if waiting is None else min(MAX_CHOICES, at_once + waiting)
         count(n, "n", 1, most)
 
-    def chat_keywords(self, request: ChatRequest, info: RequestInfo) -> dict[str, Any]:
-        """The keywords of a chat within the limits."""
-        self.check_n_messages("messages", request.messages)
-        self._check_roles(request.messages)
-        return keywords_of(request, self.settings, self.name, info.caller)
+    def keywords(self, asked: Asked, info: RequestInfo) -> dict[str, Any]:
+        """The keywords of a call within the limits."""
+        if isinstance(asked, ChatRequest):
+            self.check_n_messages("messages", asked.messages)
+            self._check_roles(asked.messages)
+        return keywords_of(asked, self.settings, self.name, info.caller)
 
     def check_n_messages(self, field: str, messages: object) -> None:
         """Limits the number of messages before anything reads them; ignores other values."""
@@ -182,40 +171,31 @@ class Service:
             raise beyond(field, f"has {len(messages)} entries", most)
 
     def _check_roles(self, messages: Sequence[Json]) -> None:
-        """Refuses a misspelt role: the chat template does not name it, and a known one is like it.
+        """Refuses a misspelt role, which the template does not name; a developer is the system.
 
-        A template may write a role without naming it, so any other passes. A developer that it does
-        not name becomes the system.
+        A template may write a role without naming it, so any other passes.
         """
         if self.llm.chat_handler is not None:
             return
-        given = [message.get("role") for message in messages]
-        names = dict.fromkeys(role for role in given if isinstance(role, str))
-        odd = [name for name in names if name not in _ROLES]
-        for role in odd[:_MOST_ROLES]:
-            is_long = len(role) > _MAX_ROLE
-            if is_long or (meant(role.lower(), _ROLES) and role not in self.llm.template.source):
-                field = f"messages[{given.index(role)}].role"
-                raise ApiError(
-                    400, f"{field} is {role!r:.60}; expected {', '.join(_ROLES)}, or a role that "
-                    "the chat template names", "invalid_value", field,
-                )  # fmt: skip
-        if "developer" in names and not re.search("['\"]developer", self.llm.template.source):
-            for message in messages:
-                if message.get("role") == "developer":
+        source = self.llm.template.source
+        for i, message in enumerate(messages):
+            role = message.get("role")
+            if not isinstance(role, str) or role in _ROLES:
+                if role == "developer" and not re.search("['\"]developer", source):
                     message["role"] = "system"
+            elif meant(role[:_MAX_ROLE].lower(), _ROLES) and role not in source:
+                raise ApiError(
+                    400, f"messages[{i}].role is {role!r:.60}; expected {', '.join(_ROLES)}, or a "
+                    "role that the chat template names", "invalid_value", f"messages[{i}].role",
+                )  # fmt: skip
 
     def unstarted(self, request: ChatRequest, info: RequestInfo) -> Stream:
         """A handle that is never started, for the chat's prompt; takes milliseconds."""
-        keywords = {**self.chat_keywords(request, info), "stream": True}
-        handle: Stream = self.llm.create_chat_completion(request.messages, **keywords)
+        keywords = self.keywords(request, info)
+        handle: Stream = self.llm.create_chat_completion(request.messages, stream=True, **keywords)
         return handle
 
     # ---- requests without generation
-
-    async def in_thread(self, call: Callable[..., _T], *given: Any, **more: Any) -> _T:
-        """Runs a call of some milliseconds, such as rendering a template, in a thread."""
-        return await asyncio.to_thread(call, *given, **more)
 
     @asynccontextmanager
     async def beside(self) -> AsyncGenerator[Callable[[], None], None]:
@@ -291,10 +271,10 @@ class Answer:
         prompt: Any,
         keywords: dict[str, Any],
         info: RequestInfo,
+        cut_note: str | None,
     ) -> None:
         self._service, self._create, self._prompt = service, create, prompt
-        self._keywords, self._info = keywords, info
-        self.cut_note: str | None = None
+        self._keywords, self._info, self._cut_note = keywords, info, cut_note
         self._handle: Stream | None = None
         self._is_counted = False
 
@@ -373,8 +353,8 @@ class Answer:
         """Adds the fields of an answer or chunk that clients of other servers expect."""
         whole: Response = {**response, "system_fingerprint": self._service.fingerprint}
         notes = [response["note"]] if response.get("note") else []
-        if self.cut_note and any(c["finish_reason"] == "length" for c in response["choices"]):
-            notes.append(self.cut_note)
+        if self._cut_note and any(c["finish_reason"] == "length" for c in response["choices"]):
+            notes.append(self._cut_note)
         for note in notes:
             self._service.log_once(note)
             whole["note"] = "; ".join(notes)

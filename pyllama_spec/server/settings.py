@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine.checks import checked
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.files import read_text
 from pyllama_spec.options import option, options_of
 
+# Where a key may stand beside a file: never among the arguments, which other users can list.
+KEY_VARIABLE = "PYLLAMA_SPEC_API_KEY"
+_MAX_NAME = 64
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOST = re.compile(r"[a-z0-9._-]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,A-Z]+")
@@ -176,3 +183,69 @@ def _is_host(name: str) -> bool:
     with suppress(ValueError):
         return "%" not in name and ipaddress.IPv6Address(name).compressed == name
     return False
+
+
+# ---- files of keys
+
+
+class Key(str):
+    """An API key as text."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, text: str, name: str = "") -> Key:
+        """The key of a text."""
+        key = super().__new__(cls, text)
+        key.name = name
+        return key
+
+
+def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
+    """Reads the keys of a file and of the environment variable PYLLAMA_SPEC_API_KEY.
+
+    Each line of the file is a key, optionally followed by " #" and its name: "KEY # NAME". A line
+    that begins with "#" is a comment.
+    """
+    keys = []
+    if path is not None:
+        lines = read_text(Path(path), "the file of API keys").splitlines()
+        keys = [_read(line) for line in lines if line.strip() and line.lstrip()[0] != "#"]
+        if not keys:
+            raise ArgumentError(
+                problem=f"{os.fspath(path)} has no API key", remedy="write one a line"
+            )
+    if own := os.environ.get(KEY_VARIABLE, "").strip():
+        keys.append(Key(own, "environment"))
+    return tuple(keys)
+
+
+def reader_of(
+    path: str | os.PathLike[str] | None, others: Sequence[str] = ()
+) -> Callable[[], Sequence[str]] | None:
+    """Rereads a key file, for ServerSettings.read_keys; None without a file. Refuses a pipe."""
+    if path is None:
+        return None
+
+    def read() -> Sequence[str]:
+        if not Path(path).is_file():
+            raise ArgumentError(problem=f"{os.fspath(path)} is not a file that can be read again")
+        return (*others, *keys_of(path))
+
+    return read
+
+
+def _read(line: str) -> Key:
+    text, _, name = line.replace("\t#", " #").partition(" #")
+    # In the log it is one word of a line.
+    name = "".join(c if c.isascii() and c.isprintable() else "?" for c in "_".join(name.split()))
+    return Key(text.strip(), name[:_MAX_NAME])
+
+
+def notes_of(path: str | os.PathLike[str] | None) -> list[str]:
+    """Remarks on a key file for the user, one per line."""
+    with suppress(OSError):
+        if path is not None and os.name == "posix" and Path(path).stat().st_mode & stat.S_IROTH:
+            shown = os.fspath(path)
+            return [f"every user of this machine may read the keys: chmod 600 {shown}"]
+    return []

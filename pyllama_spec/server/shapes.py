@@ -23,8 +23,8 @@ _MANY = Meta(max_length=10_000)
 Biases = Annotated[dict[str, float], _MANY] | Annotated[list[Bias], _MANY]
 Name = Annotated[str, Meta(max_length=256)]
 Texts = Annotated[list[str], Meta(max_length=64)]
-# One prompt, as text or ids, or a list of them.
-Prompt = str | list[str | int | list[int]]
+# One prompt, as text or ids, or a list of them; the longest contexts have as many ids.
+Prompt = str | Annotated[list[str | int | list[int]], Meta(max_length=1 << 20)]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -111,6 +111,12 @@ class Sampling(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], _MANY] | None = None
     guided_grammar: str | None = None
+    # Of other servers; a value that would change the text is refused: see keywords.py.
+    lora: Any = None
+    dynatemp_range: Any = None
+    t_max_predict_ms: Any = None
+    allowed_token_ids: Any = None
+    use_beam_search: Any = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

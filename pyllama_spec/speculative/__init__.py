@@ -30,7 +30,7 @@ from pyllama_spec.speculative.sequence import (
     SequenceState,
     Step,
 )
-from pyllama_spec.speculative.stats import RoundCounts, SpeculationStats, Timing
+from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 __all__ = [
     "Adapters",
@@ -43,7 +43,6 @@ __all__ = [
     "ProfitController",
     "RejectionSampling",
     "Round",
-    "RoundCounts",
     "RowObserver",
     "SavedSequence",
     "Scheduler",

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
@@ -29,11 +28,12 @@ from pyllama_spec.engine.distribution import Distribution
 RowObserver = Callable[[int, int], None]
 
 
-class TokenSampler(Protocol):
-    """The interface of samplers: engine.Sampler, or a wrapper."""
+class StepSampler:
+    """A base for samplers written in Python, with the calls of engine.Sampler."""
 
     def sample(self, context: Context, i: int) -> int:
         """Samples from the logits of token i of the last batch, without advancing the state."""
+        raise NotImplementedError
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         """Advances the state over a committed token."""
@@ -43,20 +43,6 @@ class TokenSampler(Protocol):
 
         If an error is raised, its partial_tokens has the tokens before it.
         """
-
-
-class StepSampler:
-    """A base for samplers written in Python, whose chain calls the single steps."""
-
-    def sample(self, context: Context, i: int) -> int:
-        """Samples from the logits of token i of the last batch."""
-        raise NotImplementedError
-
-    def accept(self, token: int, *, generated: bool = True) -> None:
-        """Advances the state over a committed token."""
-
-    def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
-        """See TokenSampler.sample_chain."""
         out: list[int] = []
         try:
             match_by_steps(self, context, row, draft, out)
@@ -65,6 +51,9 @@ class StepSampler:
                 error.partial_tokens = tuple(out)  # type: ignore[attr-defined]
             raise
         return out
+
+
+TokenSampler = Sampler | StepSampler
 
 
 def sample_and_match(
@@ -103,7 +92,7 @@ def sample_and_match(
 
 
 def match_by_steps(
-    sampler: StepSampler | TokenSampler,
+    sampler: TokenSampler,
     target: Context,
     row: int,
     draft: Sequence[int],

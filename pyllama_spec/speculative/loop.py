@@ -147,14 +147,6 @@ class SpeculativeLoop:
         self.target.pause_threads()
         yield step
 
-    def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
-        """Copies a sequence to another number, so that two texts share a prefix.
-
-        Raises:
-            ArgumentError: the two numbers are equal, or the context has no such sequence.
-        """
-        return self.round.sequences.fork(state, seq_id)
-
 
 def _raise_errors(steps: Sequence[tuple[SequenceRun, Step]]) -> None:
     for _, step in steps:

@@ -18,11 +18,12 @@ import numpy.typing as npt
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import adapters_key
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.rollback import Checkpoint, Rollback
 from pyllama_spec.speculative.sequence import (
     Adapters,
+    AdaptersKey,
     SavedSequence,
     SequenceRun,
     SequenceState,
@@ -30,8 +31,6 @@ from pyllama_spec.speculative.sequence import (
 )
 
 Ids = npt.NDArray[np.int32]
-# What sequences are computed with, beside model and settings: settings_of() of engine/context.py.
-AdaptersKey = tuple[tuple[str, float], ...]
 
 # Each is compared with every prompt that begins.
 _MAX_ENTRIES = 256
@@ -55,7 +54,7 @@ class StoredPrefix:
     first: int
     memory: memoryview
     drafter: bytes | None
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: Sequence[Checkpoint] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -167,36 +166,6 @@ MIN_TOKENS = 32
 MIN_COPIED, _COPIED_PART = 8, 64
 
 
-@dataclass(slots=True, eq=False)
-class _Holder:
-    """The content of a sequence.
-
-    Attributes:
-        state: the sequence.
-        key: the settings that its memory was computed with.
-        run: the last request that began on it.
-        order: the number of requests that began before that one.
-        source: the run that computes the prefix that the request waits for; None if it does not
-            wait.
-    """
-
-    state: SequenceState
-    key: AdaptersKey
-    run: SequenceRun | None = None
-    order: int = 0
-    source: _Holder | None = None
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether the request still reads its prompt."""
-        run = self.run
-        return (
-            run is not None
-            and not (run.is_over or run.is_cancelled or run.n_generated)
-            and run.n_missing > 0
-        )
-
-
 class HeldSequences:
     """What the sequences of a context hold between decodes, and the store of what they held.
 
@@ -214,7 +183,8 @@ class HeldSequences:
     ) -> None:
         self._target, self._rollback, self._drafter = target, rollback, drafter
         self.store = None if store_bytes is None else PrefixStore(store_bytes)
-        self._holders: dict[int, _Holder] = {}
+        # The last request that began on each sequence, or an empty one where a copy was put back.
+        self._runs: dict[int, SequenceRun] = {}
         self._n_begun = 0
         # Whether any run may be waiting.
         self.has_waiting = False
@@ -227,83 +197,77 @@ class HeldSequences:
         What another sequence or the store holds is copied. Where another run of `beside` reads the
         same beginning, this one waits.
         """
-        state = run.state
-        mine = self._holders.get(state.seq_id)
-        if mine is None or mine.run is not run:
-            mine = self._begin_new(run)
+        if self._runs.get(run.seq_id) is not run:
+            self._begin_new(run)
         if self.store is not None and len(run.prompt) > MIN_COPIED and run.max_held is None:
-            self._bring(mine, run, beside)
+            self._bring(run, beside)
         self._cut_for(run)
 
-    def _begin_new(self, run: SequenceRun) -> _Holder:
-        state, key = run.state, self._key(run.adapters)
-        if state.n_decoded and self._key_of(state) != key:
+    def _begin_new(self, run: SequenceRun) -> None:
+        state, run.key = run.state, self._key(run.adapters)
+        if state.n_decoded and self._key_of(state) != run.key:
             self.shelve(state)
             self._empty(state)
         state.adapters = run.adapters
         self._n_begun += 1
-        mine = self._holders[state.seq_id] = _Holder(state, key, run, self._n_begun)
-        return mine
+        run.order = self._n_begun
+        self._runs[state.seq_id] = run
 
     def _key(self, adapters: Adapters) -> AdaptersKey:
         return adapters_key(self._target.adapters if adapters is None else adapters)
 
     def _key_of(self, state: SequenceState) -> AdaptersKey:
         """The key of the settings that a sequence's memory was computed with."""
-        holder = self._holders.get(state.seq_id)
-        is_known = holder is not None and holder.state is state
-        return holder.key if holder is not None and is_known else self._key(state.adapters)
+        run = self._runs.get(state.seq_id)
+        return self._key(state.adapters) if run is None or run.state is not state else run.key
 
-    def _bring(self, mine: _Holder, run: SequenceRun, beside: Sequence[SequenceRun] | None) -> None:
+    def _bring(self, run: SequenceRun, beside: Sequence[SequenceRun] | None) -> None:
         state, wanted = run.state, run.prompt[:-1]
         n_common_own = n_own = n_common(state.tokens[: state.n_decoded], wanted)
         if not self._rollback.is_cut:
             n_own = self._reach_of(state, n_own)
-        n_best, source, n_known = self._best(mine, wanted, n_own)
+        n_best, source, n_known = self._best(run, wanted, n_own)
         n_known = max(n_known, n_common_own)
         if state.n_decoded - n_own >= MIN_TOKENS:
             self.shelve(state)
         if source is not None:
-            self._adopt(mine, source, n_best)
-        self._wait(mine, wanted, n_best, beside)
-        is_waiting = mine.source is not None
-        if not (is_waiting or self._rollback.is_cut) and n_known >= n_best + MIN_TOKENS:
+            self._adopt(state, source, n_best)
+        self._wait(run, wanted, n_best, beside)
+        if not (run.waits_for or self._rollback.is_cut) and n_known >= n_best + MIN_TOKENS:
             run.borders.add(n_known)  # the next one can begin here
 
     def _best(
-        self, mine: _Holder, wanted: Sequence[int], n_own: int
-    ) -> tuple[int, _Holder | StoredPrefix | None, int]:
+        self, run: SequenceRun, wanted: Sequence[int], n_own: int
+    ) -> tuple[int, SequenceState | StoredPrefix | None, int]:
         """The longest prefix of a prompt that can be kept, and who holds it.
 
         Who is None for its own sequence. And how many of the prompt's tokens are held anywhere,
         usable or not.
         """
         n_best, n_known = n_own, 0
-        source: _Holder | StoredPrefix | None = None
-        for holder in self._others(mine):
-            n = n_common(holder.state.tokens[: holder.state.n_decoded], wanted)
+        source: SequenceState | StoredPrefix | None = None
+        for state in (other.state for other in self._others(run.state, run.key)):
+            n = n_common(state.tokens[: state.n_decoded], wanted)
             n_known = max(n_known, n)
-            least = n_own + max(MIN_COPIED, holder.state.n_decoded // _COPIED_PART)
+            least = n_own + max(MIN_COPIED, state.n_decoded // _COPIED_PART)
             if n < least or not self._can_copy:
                 continue
-            n = self._reach_of(holder.state, n)
+            n = self._reach_of(state, n)
             if n >= least and n > n_best:
-                n_best, source = n, holder
+                n_best, source = n, state
         assert self.store is not None
-        entry, n, n_stored = self.store.closest(as_ids(wanted), mine.key, self._reach_of_entry)
+        entry, n, n_stored = self.store.closest(as_ids(wanted), run.key, self._reach_of_entry)
         n_known = max(n_known, n_stored)
         if entry is not None and n > n_best and n >= n_own + MIN_TOKENS:
             return n, entry, n_known
         return n_best, source, n_known
 
-    def _others(self, mine: _Holder) -> list[_Holder]:
-        """The other sequences with the same settings; not those that were renumbered."""
+    def _others(self, state: SequenceState, key: AdaptersKey) -> list[SequenceRun]:
+        """The last requests of other sequences with these settings; not of renumbered ones."""
         return [
-            holder
-            for seq, holder in self._holders.items()
-            if holder.state is not mine.state
-            and holder.key == mine.key
-            and holder.state.seq_id == seq != mine.state.seq_id
+            run
+            for seq, run in self._runs.items()
+            if run.state is not state and run.key == key and run.seq_id == seq != state.seq_id
         ]
 
     @property
@@ -324,22 +288,21 @@ class HeldSequences:
 
     # ---- copies
 
-    def _adopt(self, mine: _Holder, source: _Holder | StoredPrefix, n: int) -> None:
+    def _adopt(self, state: SequenceState, source: SequenceState | StoredPrefix, n: int) -> None:
         """Copies a prefix into a sequence; empties the sequence if that fails."""
-        state, memory, drafter = mine.state, self._target.memory, self._drafter
+        memory, drafter = self._target.memory, self._drafter
         seq = state.seq_id
         # First: an interrupt in the middle leaves a sequence that says it holds nothing.
         self._empty(state)
         try:
-            if isinstance(source, _Holder):
-                other = source.state
-                tokens = other.tokens[: other.n_decoded]
+            if isinstance(source, SequenceState):
+                tokens = source.tokens[: source.n_decoded]
                 if self._rollback.is_cut:
-                    memory.copy(other.seq_id, seq)
+                    memory.copy(source.seq_id, seq)
                 else:  # sharing a cell, neither could go back
-                    memory.copy_in(seq, memory.copy_out(other.seq_id))
-                self._rollback.fork(other.seq_id, seq)
-                drafter.copy(other.seq_id, seq)
+                    memory.copy_in(seq, memory.copy_out(source.seq_id))
+                self._rollback.take_over(seq, self._rollback.checkpoints_of(source.seq_id))
+                drafter.copy(source.seq_id, seq)
             else:
                 tokens = source.tokens.tolist()
                 memory.copy_in(seq, source.memory)
@@ -364,9 +327,9 @@ class HeldSequences:
 
     def shelve_held(self, seq: int, *, unless: SequenceState) -> None:
         """Stores the content of sequence `seq`, unless it is the given one."""
-        holder = self._holders.get(seq)
-        if holder is not None and holder.state.seq_id == seq and holder.state is not unless:
-            self.shelve(holder.state)
+        run = self._runs.get(seq)
+        if run is not None and run.seq_id == seq and run.state is not unless:
+            self.shelve(run.state)
 
     def shelve(self, state: SequenceState) -> None:
         """Stores a sequence's content, unless the store or another sequence has it."""
@@ -380,13 +343,13 @@ class HeldSequences:
         tokens = as_ids(held)
         if last + 1 != n or store.holds(tokens, key):
             return
-        for other in self._others(_Holder(state, key)):
+        for other in self._others(state, key):
             if other.state.n_decoded >= n and other.state.tokens[:n] == held:
                 return
         drafter = self._drafter.save(state.seq_id)
         if drafter is None and self._drafter.target_layers:
             return  # the target would have to compute all rows again
-        checkpoints = tuple(self._rollback.checkpoints_of(state.seq_id))
+        checkpoints = self._rollback.checkpoints_of(state.seq_id)
         try:
             memory = self._target.memory.copy_out(state.seq_id)
         except (PyllamaSpecError, MemoryError):
@@ -402,24 +365,22 @@ class HeldSequences:
 
     def _wait(
         self,
-        mine: _Holder,
+        run: SequenceRun,
         wanted: Sequence[int],
         n_held: int,
         beside: Sequence[SequenceRun] | None,
     ) -> None:
         """Makes a run wait for an older one that will read a longer prefix of its prompt."""
-        n_best, mine.source = n_held + MIN_TOKENS - 1, None
-        for holder in self._others(mine):
-            if holder.order > mine.order or not (self._can_copy and holder.is_reading):
+        n_best, run.waits_for = n_held + MIN_TOKENS - 1, None
+        for other in self._others(run.state, run.key):
+            if other.order > run.order or not (self._can_copy and other.is_reading):
                 continue
-            other = holder.run
-            assert other is not None
             if beside is None or any(one is other for one in beside):
                 n = n_common(other.prompt, wanted)
                 if n > n_best:
-                    n_best, mine.source = n, holder
-        if mine.source is not None and mine.source.run is not None:
-            mine.source.run.borders.add(n_best)
+                    n_best, run.waits_for = n, other
+        if run.waits_for is not None:
+            run.waits_for.borders.add(n_best)
             self.has_waiting = True
 
     def due(self, runs: Sequence[SequenceRun]) -> list[SequenceRun]:
@@ -430,22 +391,15 @@ class HeldSequences:
         computed = {id(run) for run in runs}
         out = []
         for run in runs:
-            mine = self._holders.get(run.seq_id)
-            if mine is None or mine.run is not run or mine.source is None:
+            other = run.waits_for
+            if other is None:
                 continue
-            source, other = mine.source, mine.source.run
-            n = 0 if other is None else n_common(other.prompt, run.prompt[:-1])
-            is_coming = source.is_reading and source.state.n_decoded < n and id(other) in computed
-            if not is_coming:
-                mine.source = None
+            n = n_common(other.prompt, run.prompt[:-1])
+            if not (other.is_reading and other.state.n_decoded < n and id(other) in computed):
+                run.waits_for = None
                 out.append(run)
-        self.has_waiting = any(holder.source is not None for holder in self._holders.values())
+        self.has_waiting = any(run.waits_for for run in self._runs.values())
         return out
-
-    def is_waiting(self, run: SequenceRun) -> bool:
-        """Whether a run waits for another one to read their common prefix."""
-        holder = self._holders.get(run.seq_id)
-        return holder is not None and holder.run is run and holder.source is not None
 
     # ---- a sequence between decodes
 
@@ -481,27 +435,13 @@ class HeldSequences:
 
     def forget(self, state: SequenceState) -> None:
         """Empties a sequence in the target's memory and in the drafter."""
-        self._holders.pop(state.seq_id, None)
+        self._runs.pop(state.seq_id, None)
         self._empty(state)
 
     def put_away(self, state: SequenceState) -> None:
         """Empties a sequence, and stores a copy for later prompts with the same prefix."""
         self.shelve(state)
         self.forget(state)
-
-    def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
-        """Copies a sequence to another number."""
-        if seq_id == state.seq_id:
-            raise ArgumentError("sequence", seq_id, problem="cannot be copied onto itself")
-        memory = self._target.memory
-        self._holders.pop(seq_id, None)
-        memory.remove(seq_id)
-        memory.copy(state.seq_id, seq_id)
-        self._rollback.fork(state.seq_id, seq_id)
-        self._drafter.copy(state.seq_id, seq_id)
-        return SequenceState(
-            seq_id, list(state.tokens), state.n_decoded, state.n_given, state.adapters
-        )
 
     def save(self, state: SequenceState) -> SavedSequence:
         """Copies a sequence to the host's memory."""
@@ -520,4 +460,4 @@ class HeldSequences:
         state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
         state.adapters = saved.adapters
         self._drafter.restore(state.seq_id, saved.drafter, len(saved.tokens))
-        self._holders[state.seq_id] = _Holder(state, self._key(state.adapters))
+        self._runs[state.seq_id] = SequenceRun(state, (), key=self._key(state.adapters))

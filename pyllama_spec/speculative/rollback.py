@@ -8,13 +8,14 @@ after a failure. No caller depends on the kind of a model's memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import PyllamaSpecError, UnsupportedError
 from pyllama_spec.speculative.sequence import SequenceState
 
-SNAPSHOTS = "the number of snapshots of the target's state"
+_SNAPSHOTS = "the number of snapshots of the target's state"
 # Fewer tokens are read again rather than copied for.
 _MIN_PART = 64
 # The number of borders that a sequence keeps: places where other prompts differ.
@@ -30,100 +31,6 @@ class Checkpoint(NamedTuple):
     is_border: bool = False
 
 
-class Checkpoints:
-    """The last few checkpoints of each sequence.
-
-    A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
-    drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
-    recurrent state goes back to where it was copied, and the text after it is read again.
-    """
-
-    def __init__(self, target: Context, n_kept: int) -> None:
-        self._memory, self._has_snapshots = target.memory, target.n_rs_seq > 0
-        self._n_kept = n_kept
-        self._kept: dict[int, list[Checkpoint]] = {}
-
-    def add(self, state: SequenceState) -> None:
-        """Copies a state at the end of a prompt.
-
-        One token before it, where a snapshot allows: the same prompt can begin there again, since
-        its last token has to be decoded for its logits.
-        """
-        if self._n_kept == 0:
-            return
-        seq, n = state.seq_id, state.n_decoded
-        try:
-            checkpoint = Checkpoint(n - 1, self._memory.checkpoint(seq, back=1))
-        except UnsupportedError:
-            checkpoint = Checkpoint(n, self._memory.checkpoint(seq))
-        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < checkpoint.n_tokens]
-        self._kept[seq] = self._last([*kept, checkpoint])
-
-    def add_part(self, state: SequenceState) -> None:
-        """Copies a state within a prompt if no snapshot reaches back beyond the prompt's end.
-
-        The same prompt continues from the last such place, in the same pieces as before.
-        """
-        if self._n_kept == 0 or self._has_snapshots:
-            return
-        seq, n = state.seq_id, state.n_decoded
-        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < n]
-        if kept and kept[-1].is_part:  # of the same prompt: an end stands after those of others
-            kept.pop()
-        if n - (kept[-1].n_tokens if kept else 0) >= _MIN_PART:
-            checkpoint = Checkpoint(n, self._memory.checkpoint(seq), is_part=True)
-            self._kept[seq] = self._last([*kept, checkpoint])
-
-    def add_border(self, state: SequenceState) -> None:
-        """Copies a state within a prompt at which another prompt continues differently."""
-        seq, n = state.seq_id, state.n_decoded
-        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens != n]
-        if self._n_kept:
-            kept.append(Checkpoint(n, self._memory.checkpoint(seq), is_border=True))
-        self._kept[seq] = self._last(sorted(kept, key=lambda one: one.n_tokens))
-
-    def of(self, seq: int) -> list[Checkpoint]:
-        """The checkpoints of a sequence, by position."""
-        return list(self._kept.get(seq, ()))
-
-    def replace(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
-        """Replaces a sequence's checkpoints by those of the sequence it copies."""
-        self._kept[seq] = list(checkpoints)
-
-    def _last(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-        """The last ends of prompts, the checkpoints between them, and the last borders."""
-        borders = [i for i, one in enumerate(checkpoints) if one.is_border]
-        ends = [i for i, one in enumerate(checkpoints) if not (one.is_part or one.is_border)]
-        n_over = len(ends) - self._n_kept
-        first = ends[n_over - 1] + 1 if n_over > 0 else 0
-        return [
-            one for i, one in enumerate(checkpoints)
-            if (i in borders[-_N_BORDERS:] if one.is_border else i >= first)
-        ]  # fmt: skip
-
-    def drop(self, seq: int, n_keep: int) -> None:
-        """Drops the checkpoints after the first n_keep tokens."""
-        self._kept[seq] = [one for one in self._kept.get(seq, ()) if one.n_tokens <= n_keep]
-
-    def copy(self, source: int, target: int) -> None:
-        """Copies the checkpoints of a copied sequence."""
-        self._kept[target] = list(self._kept.get(source, ()))
-
-    def return_to(self, seq: int, n_keep: int) -> int:
-        """Restores the last checkpoint within n_keep tokens; returns its position, or 0."""
-        for one in reversed(self._kept.get(seq, ())):
-            if 0 < one.n_tokens <= n_keep:
-                try:
-                    self._memory.return_to(seq, one.data, one.n_tokens)
-                except PyllamaSpecError:
-                    return 0
-                # A caller may have emptied the rest of the sequence's memory.
-                is_there = self._memory.positions(seq)[1] + 1 == one.n_tokens
-                return one.n_tokens if is_there else 0
-        return 0
-
-
-_N_CHECKPOINTS = 3
 # Tokens of a physical batch that has room for a snapshot.
 _MIN_BATCH = 3
 
@@ -150,7 +57,7 @@ class Rollback:
     """
 
     max_draft: int | None = None
-    max_draft_reason = SNAPSHOTS
+    max_draft_reason = _SNAPSHOTS
     needs_equal_rows = False
     keeps_whole = False
     goes_alone = False
@@ -203,9 +110,9 @@ class Rollback:
         """The number of the first n tokens that a copy of a sequence can keep."""
         return n if self._is_whole(first, n) else 0
 
-    def checkpoints_of(self, seq: int) -> list[Checkpoint]:
+    def checkpoints_of(self, seq: int) -> Sequence[Checkpoint]:
         """The checkpoints that a copy of a sequence's memory needs; see take_over()."""
-        return []
+        return ()
 
     def take_over(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
         """Called after a copy of a sequence's memory was put into another one."""
@@ -229,53 +136,107 @@ class Rollback:
         state.tokens.clear()
         state.n_decoded = 0
 
-    def fork(self, source: int, target: int) -> None:
-        """Called after a sequence was copied in the memory."""
-
 
 class StateRollback(Rollback):
-    """The rollback of a recurrent state, which recomputes from a checkpoint where it must."""
+    """The rollback of a recurrent state, which recomputes from a checkpoint where it must.
+
+    A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
+    drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
+    recurrent state goes back to where it was copied, and the text after it is read again.
+    """
 
     is_cut = False
+    n_checkpoints = 3  # of ends of prompts, for a sequence
 
-    def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
+    def __init__(self, target: Context) -> None:
         super().__init__(target)
-        self.checkpoints = Checkpoints(target, n_checkpoints)
+        self._memory = target.memory
+        self._checkpoints: dict[int, list[Checkpoint]] = {}
 
     def mark(self, state: SequenceState, *, is_end: bool = True, is_border: bool = False) -> None:
-        """See Rollback.mark()."""
+        """See Rollback.mark(). Copies the state, for the same prompt or for others like it."""
+        if not self.n_checkpoints:
+            return
+        seq, n = state.seq_id, state.n_decoded
         if is_border:
-            self.checkpoints.add_border(state)
+            kept = [one for one in self.checkpoints_of(seq) if one.n_tokens != n]
+            kept.append(Checkpoint(n, self._memory.checkpoint(seq), is_border=True))
+            self._keep_last(seq, sorted(kept, key=attrgetter("n_tokens")))
         if is_end:
-            self.checkpoints.add(state)
-        elif not is_border:
-            self.checkpoints.add_part(state)
+            try:
+                # One token before it: the same prompt can begin there again, since its last token
+                # has to be decoded for its logits.
+                checkpoint = Checkpoint(n - 1, self._memory.checkpoint(seq, back=1))
+            except UnsupportedError:
+                checkpoint = Checkpoint(n, self._memory.checkpoint(seq))
+            kept = [one for one in self.checkpoints_of(seq) if one.n_tokens < checkpoint.n_tokens]
+            self._keep_last(seq, [*kept, checkpoint])
+        elif not is_border and not self._target.n_rs_seq:
+            # No snapshot reaches back beyond the prompt's end: the same prompt continues from the
+            # last such place, in the same pieces as before.
+            kept = [one for one in self.checkpoints_of(seq) if one.n_tokens < n]
+            if kept and kept[-1].is_part:  # of the same prompt: an end stands after those of others
+                kept.pop()
+            if n - (kept[-1].n_tokens if kept else 0) >= _MIN_PART:
+                kept.append(Checkpoint(n, self._memory.checkpoint(seq), is_part=True))
+                self._keep_last(seq, kept)
+
+    def _keep_last(self, seq: int, checkpoints: list[Checkpoint]) -> None:
+        """Keeps the last ends of prompts, the checkpoints between them, and the last borders."""
+        borders = [i for i, one in enumerate(checkpoints) if one.is_border]
+        ends = [i for i, one in enumerate(checkpoints) if not (one.is_part or one.is_border)]
+        n_over = len(ends) - self.n_checkpoints
+        first = ends[n_over - 1] + 1 if n_over > 0 else 0
+        self._checkpoints[seq] = [
+            one for i, one in enumerate(checkpoints)
+            if (i in borders[-_N_BORDERS:] if one.is_border else i >= first)
+        ]  # fmt: skip
+
+    def checkpoints_of(self, seq: int) -> Sequence[Checkpoint]:
+        """See Rollback.checkpoints_of()."""
+        return tuple(self._checkpoints.get(seq, ()))
+
+    def take_over(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
+        """See Rollback.take_over()."""
+        self._checkpoints[seq] = list(checkpoints)
+
+    def _drop(self, seq: int, n_keep: int) -> None:
+        self.take_over(seq, [one for one in self.checkpoints_of(seq) if one.n_tokens <= n_keep])
+
+    def _return_to(self, seq: int, n_keep: int) -> int:
+        """Restores the last checkpoint within n_keep tokens; returns its position, or 0."""
+        for one in reversed(self.checkpoints_of(seq)):
+            if 0 < one.n_tokens <= n_keep:
+                try:
+                    self._memory.return_to(seq, one.data, one.n_tokens)
+                except PyllamaSpecError:
+                    return 0
+                # A caller may have emptied the rest of the sequence's memory.
+                is_there = self._memory.positions(seq)[1] + 1 == one.n_tokens
+                return one.n_tokens if is_there else 0
+        return 0
 
     def keep(self, state: SequenceState, n_keep: int) -> int:
         """See Rollback.keep()."""
-        self.checkpoints.drop(state.seq_id, n_keep)
-        if self._target.memory.positions(state.seq_id)[1] + 1 != state.n_decoded:
+        self._drop(state.seq_id, n_keep)
+        if self._memory.positions(state.seq_id)[1] + 1 != state.n_decoded:
             return 0
-        return super().keep(state, n_keep) or self.checkpoints.return_to(state.seq_id, n_keep)
+        return super().keep(state, n_keep) or self._return_to(state.seq_id, n_keep)
 
     def _is_whole(self, first: int, n_keep: int) -> bool:
         return True
 
     def _recover(self, state: SequenceState, is_computed: bool) -> bool:
         # A failed decode may have changed the state already, whatever the engine says of positions.
-        if is_computed and self._target.memory.rollback(state.seq_id, state.n_decoded):
+        if is_computed and self._memory.rollback(state.seq_id, state.n_decoded):
             return True
-        state.n_decoded = self.checkpoints.return_to(state.seq_id, state.n_decoded)
+        state.n_decoded = self._return_to(state.seq_id, state.n_decoded)
         return state.n_decoded > 0
 
     def forget(self, state: SequenceState) -> None:
         """See Rollback.forget()."""
         super().forget(state)
-        self.checkpoints.drop(state.seq_id, 0)
-
-    def fork(self, source: int, target: int) -> None:
-        """See Rollback.fork()."""
-        self.checkpoints.copy(source, target)
+        self._drop(state.seq_id, 0)
 
     def reach(self, first: int, n_decoded: int, n: int, checkpoints: Sequence[Checkpoint]) -> int:
         """See Rollback.reach(). A copy has no snapshots."""
@@ -283,20 +244,12 @@ class StateRollback(Rollback):
             return n
         return max((one.n_tokens for one in checkpoints if one.n_tokens <= n), default=0)
 
-    def checkpoints_of(self, seq: int) -> list[Checkpoint]:
-        """See Rollback.checkpoints_of()."""
-        return self.checkpoints.of(seq)
-
-    def take_over(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
-        """See Rollback.take_over()."""
-        self.checkpoints.replace(seq, checkpoints)
-
 
 class SnapshotRollback(StateRollback):
     """The rollback of a recurrent state by snapshots that the last decode wrote."""
 
-    def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
-        super().__init__(target, n_checkpoints)
+    def __init__(self, target: Context) -> None:
+        super().__init__(target)
         self.max_draft = target.n_rs_seq
         # In one cache for all the engine computes sequences together that do not follow each other,
         # and moves states for it.
@@ -315,8 +268,8 @@ class ReplayRollback(StateRollback):
 
     can_pad = False
 
-    def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
-        super().__init__(target, n_checkpoints)
+    def __init__(self, target: Context) -> None:
+        super().__init__(target)
         if target.model.info.state_bytes == 0:
             # DeepSeek 4 with physical batches too small for snapshots: a copy has the last window
             # too, which is put back at other places, where sums are made in another order.
@@ -328,9 +281,8 @@ class ReplayRollback(StateRollback):
 
     def prepare(self, states: Sequence[SequenceState]) -> None:
         """See Rollback.prepare()."""
-        memory = self._target.memory
         self._undone.clear()
-        self._before = {s.seq_id: (s.n_decoded, memory.checkpoint(s.seq_id)) for s in states}
+        self._before = {s.seq_id: (s.n_decoded, self._memory.checkpoint(s.seq_id)) for s in states}
 
     def undo(self, state: SequenceState) -> None:
         """See Rollback.undo()."""
@@ -342,7 +294,7 @@ class ReplayRollback(StateRollback):
         self._batch.clear()
         for state in undone:
             n, data = self._before[state.seq_id]
-            self._target.memory.return_to(state.seq_id, data, n)
+            self._memory.return_to(state.seq_id, data, n)
             if n < state.n_decoded:
                 self._batch.extend(state.tokens[n : state.n_decoded], n, state.seq_id)
         if self._batch.n_tokens:
@@ -359,7 +311,7 @@ class ReplayRollback(StateRollback):
         n, data = self._before.pop(state.seq_id, (0, None))
         if data is None:
             return super()._recover(state, is_computed)
-        self._target.memory.return_to(state.seq_id, data, n)
+        self._memory.return_to(state.seq_id, data, n)
         state.n_decoded = n
         return True
 

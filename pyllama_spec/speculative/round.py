@@ -68,8 +68,6 @@ class Round:
         controller: decides how many of them are drafted and verified; None for all, in every round.
         max_rows: the maximum number of rows of a verify batch; None for as many as are exact in
             this context.
-        max_chunk: the maximum number of prompt tokens per decode; None for a physical batch, so
-            that Ctrl-C is answered within one.
         max_stepwise: read prompts with at most this many tokens left one token a round, beside the
             other sequences (Limits.max_stepwise).
         store_bytes: the size of the store for beginnings of prompts that no sequence holds any
@@ -78,7 +76,7 @@ class Round:
     Attributes:
         sequences: the contents of the context's sequences: copies, cuts and stores them.
         max_draft: the maximum number of tokens that a sequence drafts in a round.
-        max_draft_reason: the reason for that limit, in words (draft_bound()).
+        max_draft_reason: the reason for that limit, in words.
         decode_counts: counts of the target's decodes.
 
     Raises:
@@ -94,7 +92,6 @@ class Round:
         controller: Controller | None = None,
         *,
         max_rows: int | None = None,
-        max_chunk: int | None = None,
         max_stepwise: int = 0,
         store_bytes: int | None = None,
     ) -> None:
@@ -105,10 +102,10 @@ class Round:
         self.rollback = rollback_of(target)
         self.sequences = HeldSequences(target, self.rollback, self.drafter, store_bytes)
         self.scheduler = Scheduler.of(
-            target, self.rollback, drafter, controller, n_draft=n_draft, max_rows=max_rows,
-            max_chunk=max_chunk, max_stepwise=max_stepwise,
-        )  # fmt: skip
-        self.max_draft, self.max_draft_reason = self.scheduler.limits.draft_bound
+            target, self.rollback, drafter, controller, n_draft, max_rows, max_stepwise
+        )
+        self.max_draft = self.scheduler.limits.max_draft
+        self.max_draft_reason = self.scheduler.limits.max_draft_reason
         self._batch = TargetBatch(target)
         self.decode_counts = self._batch.counts
         # The runs of the round that is being computed, by sequence.
@@ -161,7 +158,7 @@ class Round:
         state = run.state
         self.sequences.shelve_held(seq_id, unless=state)
         self.drafter.begin_request(seq_id, remember=run.remember, user=run.user)
-        state.seq_id = seq_id
+        state.seq_id, run.waits_for = seq_id, None
         self.sequences.restore(state, saved)
         self.scheduler.begin(run)
         # It knows the pending token too, of a text that is being generated and not read again.
@@ -224,7 +221,7 @@ class Round:
             return runs
         for run in self.sequences.due(runs):
             self.sequences.begin(run, runs)
-        return [run for run in runs if not self.sequences.is_waiting(run)]
+        return [run for run in runs if run.waits_for is None]
 
     def _compute(
         self, spans: Sequence[Span], start: float, out: Ended
@@ -368,18 +365,18 @@ class Round:
             if step is not None:
                 out.append((self._runs[span.seq], step))
         drafter, controller = self.drafter, self.scheduler.controller
-        if not done and not drafter.has_failed:
+        if not done and not drafter.failures:
             return 0.0
         start = perf_counter()
         if done:
             drafter.commit(done)
             for seq in [s.seq for s in spans if s.n_prompt and not self._runs[s.seq].n_missing]:
                 controller.catch_up(seq, drafter.n_unread(seq))
-        if drafter.has_failed:
+        if drafter.failures:
             for span in spans:
-                failure = drafter.failure(span.seq)
+                failure = drafter.failures.get(span.seq)
                 if failure is not None:
-                    self._runs[span.seq].stats.note_failure(failure.reason, failure.error)
+                    self._runs[span.seq].stats.note_failure(*failure)
         return perf_counter() - start
 
     def _commit_prompt(self, span: Span, done: list[Committed]) -> Step | None:
@@ -505,15 +502,10 @@ class Round:
         self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
     ) -> None:
         """Tells the controller a round's times and tokens; records why drafts are disabled."""
-        learnt = self.scheduler.learn(spans, propose_s, verify_s, round_s)
-        share_s = propose_s / max(len(learnt), 1)
-        for span, gain in learnt:
-            if span.tokens:
-                self._runs[span.seq].stats.count_span(span, gain, share_s)
-        controller, has_failed = self.scheduler.controller, self.drafter.has_failed
+        self.scheduler.learn(spans, propose_s, verify_s, round_s)
+        controller, failures = self.scheduler.controller, self.drafter.failures
         for span in spans:
-            # A failure of the drafter is recorded already.
-            if not has_failed or self.drafter.failure(span.seq) is None:
+            if span.seq not in failures:  # they are recorded already
                 run = self._runs[span.seq]
                 reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
                 is_asked = span.asked_of == "drafter" and not span.is_retry

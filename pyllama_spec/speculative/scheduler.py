@@ -16,25 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
-from operator import attrgetter
-from typing import NamedTuple
+from itertools import pairwise
+from operator import attrgetter, itemgetter
 
 from pyllama_spec.drafters.base import Drafter, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.speculative.controller.base import (
-    NO_GAIN,
     Controller,
     ControllerLimits,
-    DraftGain,
     FixedLength,
     Span,
     Spent,
 )
-from pyllama_spec.speculative.rollback import SNAPSHOTS, Rollback
+from pyllama_spec.speculative.rollback import Rollback
 from pyllama_spec.speculative.sequence import SequenceRun
 
 # How long generating requests may pause for another request's prompt.
@@ -93,60 +89,7 @@ _PASS_ROWS = 4
 _MAX_PASSED = 1
 
 
-def verify_width(max_rows: int, n_outputs: int, n_batch: int) -> int:
-    """The maximum number of rows of a verify batch; see Limits."""
-    return max(min(max_rows, n_outputs, n_batch), 1)
-
-
-_ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or max_rows)"
-
-
-class DraftBound(NamedTuple):
-    """The maximum number of tokens that a sequence may draft in a round."""
-
-    max_draft: int
-    reason: str
-
-
-def drafter_bound(drafter: Drafter) -> DraftBound:
-    """The drafter's own maximum, which a user may have set."""
-    what = f"the drafter {drafter.name} cannot be used: max_draft"
-    return DraftBound(count(drafter.max_draft, what, 0), "max_draft of the drafter")
-
-
-def draft_bound(
-    bound: DraftBound,
-    *,
-    n_draft: int | None = None,
-    n_snapshots: int | None = None,
-    snapshots: str = SNAPSHOTS,
-    n_rows: int | None = None,
-    n_seqs: int = 1,
-    n_left: int | None = None,
-    n_free: int | None = None,
-) -> DraftBound:
-    """The smallest of the given bounds; the first of equal ones.
-
-    n_snapshots and snapshots hold as long as a context is open, n_seqs, n_left and n_free for one
-    round.
-    """
-    max_draft, reason = bound
-    if n_draft is not None and (n := count(n_draft, "n_draft", 0)) < max_draft:
-        max_draft, reason = n, "n_draft"
-    if n_snapshots is not None and n_snapshots < max_draft:
-        max_draft, reason = n_snapshots, snapshots
-    if n_rows is not None and n_rows // n_seqs <= max_draft:
-        max_draft, reason = n_rows // n_seqs - 1, _ROWS
-    if n_left is not None and n_left <= max_draft:
-        max_draft, reason = n_left - 1, "max_tokens"
-    if n_free is not None and n_free <= max_draft:
-        max_draft, reason = n_free - 1, "the room in the context"
-    if max_draft == bound.max_draft:
-        return bound
-    return DraftBound(max(max_draft, 0), reason)
-
-
-NO_DRAFTS = DraftBound(0, "nothing is drafted")
+_ROWS = "the number of rows that a decode verifies (n_batch or n_outputs_max)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +98,10 @@ class Limits:
 
     Attributes:
         n_ctx: the number of positions of a sequence.
-        n_batch: the maximum number of tokens of a decode.
-        n_outputs: the maximum number of tokens of a decode with logits.
-        draft_bound: the maximum number of tokens that a sequence drafts in any round, and the
-            reason.
-        max_rows: the maximum number of rows of a verify batch: up to this many are exact
+        width: the maximum number of rows of a verify batch: of as many as are exact
             (docs/limits.md), so that a text does not depend on the other sequences.
+        max_draft: the maximum number of tokens that a sequence drafts in any round.
+        max_draft_reason: the reason for that limit, in words.
         max_chunk: the maximum number of prompt tokens per decode. Without a pace, prompts are
             always cut at the same places, whatever runs beside them.
         max_stepwise: read prompts with at most this many tokens left one token a round beside the
@@ -173,10 +114,9 @@ class Limits:
     """
 
     n_ctx: int
-    n_batch: int
-    n_outputs: int
-    draft_bound: DraftBound = NO_DRAFTS
-    max_rows: int = 32
+    width: int = FEW_ROWS
+    max_draft: int = 0
+    max_draft_reason: str = ""
     max_chunk: int = 512
     max_stepwise: int = 0
     mixes_prompts: bool = False
@@ -191,29 +131,29 @@ class Limits:
         cls,
         target: Context,
         rollback: Rollback,
-        bound: DraftBound,
+        drafter: Drafter,
+        n_draft: int | None,
         max_rows: int | None,
-        max_chunk: int | None,
         max_stepwise: int,
     ) -> Limits:
-        """The limits of a context, its memory, its drafter and the caller."""
+        """The limits of a context, its memory, its drafter and the caller; see Round."""
         params = target.params
         is_parallel = params.n_seq_max > 1
-        if max_rows is None:
-            max_rows = target.exact_rows if target.exact_rows > 1 else FEW_ROWS
-        if max_chunk is None:
-            max_chunk = min(target.n_batch, target.n_ubatch)
         n_outputs = min(target.n_batch, params.n_outputs_max or target.n_batch)
-        width = verify_width(max_rows, n_outputs, target.n_batch)
-        n, why = rollback.max_draft, rollback.max_draft_reason
-        bound = draft_bound(bound, n_snapshots=n, snapshots=why, n_rows=width)
+        max_rows = max_rows or (target.exact_rows if target.exact_rows > 1 else FEW_ROWS)
+        width = min(max_rows, n_outputs)
+        bounds: tuple[tuple[int | None, str], ...] = (
+            (drafter.max_draft, "max_draft of the drafter"), (n_draft, "n_draft"),
+            (rollback.max_draft, rollback.max_draft_reason), (width - 1, _ROWS),
+        )  # fmt: skip
+        known = [(n, why) for n, why in bounds if n is not None]
+        max_draft, reason = min(known, key=itemgetter(0))  # the first of equal ones
         return cls(
             n_ctx=target.n_ctx_seq,
-            n_batch=target.n_batch,
-            n_outputs=n_outputs,
-            draft_bound=bound,
-            max_rows=max_rows,
-            max_chunk=max_chunk,
+            width=width,
+            max_draft=max_draft,
+            max_draft_reason=reason,
+            max_chunk=min(target.n_batch, target.n_ubatch),
             max_stepwise=max_stepwise,
             mixes_prompts=is_parallel and params.kv_unified and rollback.is_cut,
             has_streams=is_parallel and not params.kv_unified and rollback.can_pad,
@@ -222,16 +162,6 @@ class Limits:
             goes_alone=rollback.goes_alone,
             can_fill=rollback.can_fill,
         )
-
-    @property
-    def width(self) -> int:
-        """The maximum number of rows of a verify batch."""
-        return verify_width(self.max_rows, self.n_outputs, self.n_batch)
-
-    @property
-    def max_draft(self) -> int:
-        """The maximum number of drafted tokens per sequence, in any round."""
-        return self.draft_bound.max_draft
 
 
 class Scheduler:
@@ -246,7 +176,6 @@ class Scheduler:
         self.limits, self.pace = limits, pace
         self.controller = FixedLength() if controller is None else controller
         self.controller_name = self.controller.name
-        self._width = limits.width
 
     @classmethod
     def of(
@@ -255,15 +184,12 @@ class Scheduler:
         rollback: Rollback,
         drafter: Drafter,
         controller: Controller | None,
-        *,
         n_draft: int | None,
         max_rows: int | None,
-        max_chunk: int | None,
         max_stepwise: int,
     ) -> Scheduler:
         """The scheduler of a context, whose controller knows its limits; see Round."""
-        bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
-        limits = Limits.of(target, rollback, bound, max_rows, max_chunk, max_stepwise)
+        limits = Limits.of(target, rollback, drafter, n_draft, max_rows, max_stepwise)
         is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
         out = cls(limits, controller, PromptPace(limits.max_chunk) if is_paced else None)
         out.controller.attach(
@@ -334,30 +260,23 @@ class Scheduler:
 
     def learn(
         self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
-    ) -> list[tuple[Span, DraftGain]]:
+    ) -> None:
         """Reports the outcome of a round to the controller."""
         decided = [span for span in spans if span.decision is not None]
-        learnt: list[tuple[Span, DraftGain]] = []
         if decided:
             is_pure = len(decided) == len(spans) or not any(span.n_prompt for span in spans)
-            spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
-            gains = self.controller.learn(decided, spent) or repeat(NO_GAIN)
-            learnt += zip(decided, gains, strict=False)
-        if len(decided) < len(spans):
-            learnt += [(span, NO_GAIN) for span in spans if span.is_forced]
-        return learnt
+            rest_s = round_s - propose_s - verify_s
+            self.controller.learn(decided, Spent(propose_s, verify_s, rest_s, is_pure))
 
     def _text_span(self, run: SequenceRun, n_seqs: int) -> Span:
         """The span of a sequence that verifies beside n_seqs - 1 others with equal draft limits."""
         state, limits = run.state, self.limits
-        n_past = state.n_decoded
-        if not limits.draft_bound.max_draft:
-            return Span(state.seq_id, n_past)
-        bound = draft_bound(
-            limits.draft_bound, n_draft=run.max_draft, n_rows=self._width, n_seqs=n_seqs,
-            n_left=run.max_tokens - run.n_generated, n_free=limits.n_ctx - n_past,
-        )  # fmt: skip
-        return Span(state.seq_id, n_past, bound.max_draft)
+        n_past, n = state.n_decoded, limits.max_draft
+        if n:
+            n_free = min(run.n_left, limits.n_ctx - n_past, limits.width // n_seqs) - 1
+            n_wanted = n if run.max_draft is None else min(n, run.max_draft)
+            n = max(min(n_wanted, n_free), 0)
+        return Span(state.seq_id, n_past, n)
 
     def _prompt_spans(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
         """The spans of prompts: those that fit in one part first, else in order.

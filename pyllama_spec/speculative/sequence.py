@@ -75,6 +75,8 @@ class Prediction:
 
 # LoRA adapters, each with its scale. None leaves the context's own as they are.
 Adapters = tuple[tuple[Adapter, float], ...] | None
+# What sequences are computed with, beside model and settings: adapters_key() of engine/context.py.
+AdaptersKey = tuple[tuple[str, float], ...]
 # Tokens that n_common() compares at once.
 _STRETCH = 512
 
@@ -141,7 +143,9 @@ class Step(NamedTuple):
         finish_reason: "stop" for an end-of-generation token, "length" for a limit, None to
             continue, and None where there is an error.
         error: the error that ended the request; the tokens before it are committed.
-        who: the source of the draft, as in RoundCounts.
+        who: the source of the draft: "model"; "copy" for a copy of the text itself or of the
+            request's prediction; "memory" for a copy of an earlier text; "grammar" for forced text;
+            or "nobody" if nothing was proposed.
     """
 
     tokens: tuple[int, ...]
@@ -183,6 +187,9 @@ class SequenceRun:
             as many as any sequence holds.
         n_cached: the number of prompt tokens that were not read, since they were held already.
         n_generated: the number of generated tokens.
+        key, order: the settings that it is computed with, and the number of requests that began
+            before it.
+        waits_for: the request that reads a prefix of its prompt, which it copies then; else None.
         n_passed: the number of rounds, since a part of its prompt was read, in which other prompts
             were read.
         is_cancelled: set from any thread; the round ends the request before its next decode.
@@ -209,6 +216,9 @@ class SequenceRun:
     n_before: int = 0
     max_held: int | None = None
     borders: set[int] = field(default_factory=set)
+    key: AdaptersKey = ()
+    order: int = 0
+    waits_for: SequenceRun | None = None
     n_cached: int = 0
     n_generated: int = 0
     n_passed: int = 0
@@ -249,6 +259,11 @@ class SequenceRun:
         """The number of the prompt's next n tokens to read at once."""
         at = self.state.n_decoded
         return min((border - at for border in self.borders if 0 < border - at < n), default=n)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the request still reads its prompt."""
+        return not (self.is_over or self.is_cancelled or self.n_generated) and self.n_missing > 0
 
     @property
     def is_over(self) -> bool:

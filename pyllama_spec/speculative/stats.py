@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from pyllama_spec.speculative.controller.base import DraftGain, Span
+from pyllama_spec.speculative.controller.base import Span
 
 # In the order in which figures name them.
 SOURCES = ("model", "copy", "prediction", "memory", "grammar")
@@ -80,88 +79,8 @@ def sources_in_words(by_source: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-# The quantile of 97.5% of Student's distribution for 1, 2, 3 ... degrees of freedom. The last one
-# holds for all further ones: they have smaller quantiles, down to 1.96.
-_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
-
-@dataclass(slots=True)
-class RealisedGain:
-    """The gain of some rounds, in rounds of plain decoding.
-
-    The seconds of one round are noisy: another program takes the core, a page is read from the
-    disk. The gain of a text is the sum of its rounds' gains, and is reported once its sign is
-    certain: the mean of n gains, over its standard error, has Student's distribution with n - 1
-    degrees of freedom where the mean is truly 0. Beyond that distribution's quantile of 97.5%, a
-    sign that is wrong has a chance of 2.5% at most. The rule adapts to the noise: equal gains need
-    two rounds, and one slow round among few makes the sum unknown.
-    """
-
-    n_rounds: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def count(self, gain: float) -> None:
-        """Counts a round."""
-        self.n_rounds += 1
-        self.total += gain
-        self.squares += gain * gain
-
-    def add(self, other: RealisedGain) -> None:
-        """Adds the rounds of another text."""
-        self.n_rounds += other.n_rounds
-        self.total += other.total
-        self.squares += other.squares
-
-    @property
-    def standard_error(self) -> float | None:
-        """The standard error of a round's mean gain; None for fewer than two rounds."""
-        n = self.n_rounds
-        if n < 2:
-            return None
-        return math.sqrt(max(self.squares - self.total * self.total / n, 0.0) / (n - 1) / n)
-
-    @property
-    def known(self) -> float | None:
-        """The total gain; None until its sign is certain."""
-        error = self.standard_error
-        if error is None:
-            return None
-        quantile = _QUANTILES[min(self.n_rounds - 1, len(_QUANTILES)) - 1]
-        return self.total if abs(self.total) / self.n_rounds > quantile * error else None
-
-
-# Drafted tokens without one that was accepted: no accident any more.
-_ALWAYS = 64
-# The sources that are not the request's.
-_OF_DRAFTER = ("model", "copy", "memory")
-
-
-class RoundCounts(NamedTuple):
-    """The counts of one sequence in one round.
-
-    Attributes:
-        n_requested: the maximum number of tokens that were asked for; a chain may be ended before.
-        n_proposed: the number of proposed tokens.
-        n_verified: the number of those that were verified.
-        n_accepted: the number of those that were accepted.
-        n_expected: the expected number of accepted ones; 0 for a controller without expectations.
-        who: "model"; "copy" for a copy of the text itself or of the request's prediction; "memory"
-            for a copy of an earlier text; "grammar" for forced text; or "nobody" if nothing was
-            proposed.
-    """
-
-    n_requested: int
-    n_proposed: int
-    n_verified: int
-    n_accepted: int
-    n_expected: float
-    who: str
-
-
 _SUMS = (
-    "rounds", "drafted", "accepted", "asked", "asked_copies", "copied", "probes", "proposed",
-    "expected", "gain_expected", "probe_s", "rounds_off",
+    "rounds", "drafted", "accepted", "asked", "asked_copies", "probes", "proposed", "rounds_off",
 )  # fmt: skip
 
 
@@ -179,28 +98,15 @@ class SpeculationStats:
         drafted: the number of tokens that were proposed and verified, from all sources.
         accepted: the number of those that equal the target's own choice.
         accepted_histogram: the number of rounds that accepted 0, 1, 2 ... tokens.
+        verified_histogram: the number of rounds that verified 0, 1, 2 ... drafted tokens.
         controller: the name of the controller.
         asked: the number of rounds in which a draft was asked for, of the drafter (even if for
-            copies alone) or of the request's prediction. A drafter that failed is not asked again.
+            copies alone) or of the request's prediction.
         asked_copies: the number of those rounds in which only copies were asked for: a draft model
             with copies beside it was disabled, or the prediction answered.
-        copied: the number of `asked` rounds with a lookup hit.
         probes: the number of `asked` rounds that were retries of a disabled drafter.
         proposed: the number of proposed tokens; `drafted` of them were verified.
-        forced, forced_accepted: the numbers of `drafted` and `accepted` tokens that the request's
-            grammar forces: no drafter was asked.
-        by_source: the same counts for each source that proposed something: see SourceCounts and
-            SOURCES.
-        verified_histogram: the number of rounds that verified 0, 1, 2 ... drafted tokens.
-        expected: the number of tokens that the controller expected to be accepted; 0 for a
-            controller without expectations.
-        gain_expected: the expected savings of the rounds that verified a draft, once it was there,
-            in rounds of plain decoding. 0 if nothing was verified, and for a controller that
-            compares nothing, such as "fixed".
-        gain_realised: the measured savings of these rounds. as_dict() has None for it until its
-            sign is certain: see RealisedGain.
-        probe_s: seconds of drafting in retries.
-        round_counts: the counts of each round, in order; not in as_dict().
+        by_source: the same counts for each of SOURCES that proposed something.
         reason_off: why the drafter was disabled in the last round; None if it was not. A text that
             it made faster may end so: `state` says what counts.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
@@ -223,19 +129,13 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=lambda: [0])
+    verified_histogram: list[int] = field(default_factory=lambda: [0])
     controller: str = "fixed"
     asked: int = 0
     asked_copies: int = 0
-    copied: int = 0
     probes: int = 0
     proposed: int = 0
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
-    verified_histogram: list[int] = field(default_factory=lambda: [0])
-    expected: float = 0.0
-    gain_expected: float = 0.0
-    gain_realised: RealisedGain = field(default_factory=RealisedGain)
-    probe_s: float = 0.0
-    round_counts: list[RoundCounts] = field(default_factory=list)
     reason_off: str | None = None
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
     has_failed: bool = False
@@ -246,11 +146,17 @@ class SpeculationStats:
     off_since: int | None = None
 
     def count_round(self, span: Span, n_accepted: int) -> None:
-        """Counts the proposed, verified and accepted tokens of a round."""
+        """Counts who was asked in a round, and the proposed, verified and accepted tokens."""
         n_drafted, n_proposed = span.n_verified, len(span.draft.ids)
         self.rounds += 1
         self.drafted += n_drafted
         self.accepted += n_accepted
+        if not self.asked and span.decision is not None and not self.why_not_asked:
+            self.why_not_asked = span.decision.reason
+        if span.asked_of:
+            self.asked += 1
+            self.asked_copies += span.asked_of == "copies"
+            self.probes += span.is_retry
         if n_proposed:
             self.proposed += n_proposed
             source = source_of(span)
@@ -263,30 +169,6 @@ class SpeculationStats:
             counts.accepted += n_accepted
         _count_in(self.accepted_histogram, n_accepted)
         _count_in(self.verified_histogram, n_drafted)
-
-    def count_span(self, span: Span, gain: DraftGain, draft_s: float) -> None:
-        """Counts the controller's decision in a round, and its share of the drafting."""
-        draft, n_expected = span.draft, gain.n_expected
-        self.round_counts.append(
-            RoundCounts(
-                span.n_requested if span.asked_of else 0, len(draft.ids), span.n_verified,
-                len(span.tokens) - 1, n_expected, who_drafted(span),
-            )
-        )  # fmt: skip
-        if span.decision is not None and not self.asked and not self.why_not_asked:
-            self.why_not_asked = span.decision.reason
-        if span.asked_of:
-            self.asked += 1
-            self.asked_copies += span.asked_of == "copies"
-            self.copied += draft.match_length > 0
-            self.expected += n_expected
-            if span.n_verified:
-                self.gain_expected += gain.gain_expected
-                if gain.gain_realised is not None:
-                    self.gain_realised.count(gain.gain_realised)
-            if span.is_retry:
-                self.probes += 1
-                self.probe_s += draft_s
 
     def note_off(self, reason: str | None, *, is_plain: bool) -> None:
         """Records after a round or prompt part why the drafter is disabled, or None.
@@ -338,34 +220,13 @@ class SpeculationStats:
     @property
     def copies_alone(self) -> str:
         """A remark that a model's drafts gave nothing beside copies, with the reason; "" if not."""
-        is_own = any(one.who == "model" and one.n_accepted for one in self.round_counts)
-        if self.state != "used" or not self.asked_copies or is_own:
+        of_model = self.by_source.get("model")
+        if self.state != "used" or not self.asked_copies or (of_model and of_model.accepted):
             return ""
         why = f": {self.reason_off}" if self.reason_off else ""
         return (
             f"no accepted token is {self.drafter}'s own: only copies were looked up in "
             f"{self.asked_copies} of {plural(self.asked, 'round')}{why}"
-        )
-
-    @property
-    def none_accepted(self) -> str:
-        """A remark on a source of drafts that was always wrong but not disabled; "" without one.
-
-        The controller disables what costs time. A drafter that costs next to none may be asked and
-        verified now and then, and a fixed length is verified whatever becomes of it.
-        """
-        if self.state != "used":
-            return ""
-        wrong = sum(
-            one.drafted
-            for who in _OF_DRAFTER
-            if (one := self.by_source.get(who)) and not one.accepted and one.drafted >= _ALWAYS
-        )
-        if not wrong:
-            return ""
-        return (
-            f"0 of {wrong} tokens that {self.drafter} drafted were accepted: such drafts save "
-            "nothing; compare with a text without draft="
         )
 
     @property
@@ -383,8 +244,8 @@ class SpeculationStats:
 
     @property
     def remarks(self) -> str:
-        """`note`, copies_alone and none_accepted; "" without remarks."""
-        return "; ".join(filter(None, (self.note, self.copies_alone, self.none_accepted)))
+        """`note` and copies_alone; "" without remarks."""
+        return "; ".join(filter(None, (self.note, self.copies_alone)))
 
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
@@ -396,25 +257,13 @@ class SpeculationStats:
         self.acceptance, self.why_exact = other.acceptance, other.why_exact
         self.why_not_asked = self.why_not_asked or other.why_not_asked
         self.controller = other.controller
-        self.gain_realised.add(other.gain_realised)
         add_sources(self.by_source, other.by_source)
-        self.round_counts.extend(other.round_counts)
         for i, n in enumerate(other.accepted_histogram):
             _count_in(self.accepted_histogram, i, n)
         for i, n in enumerate(other.verified_histogram):
             _count_in(self.verified_histogram, i, n)
         self.reason_off = self.reason_off or other.reason_off
         self.reason_off_error = self.reason_off_error or other.reason_off_error
-
-    @property
-    def forced(self) -> int:
-        """The tokens of `drafted` that the request's grammar forces."""
-        return self.by_source.get("grammar", SourceCounts()).drafted
-
-    @property
-    def forced_accepted(self) -> int:
-        """The tokens of `accepted` that the request's grammar forces."""
-        return self.by_source.get("grammar", SourceCounts()).accepted
 
     @property
     def acceptance_rate(self) -> float:
@@ -433,13 +282,13 @@ class SpeculationStats:
         `nobody` are the target's own choices, one a round. Together they are accepted + rounds.
         """
         n_tokens = {"model": 0, "copy": 0, "memory": 0, "grammar": 0, "nobody": self.rounds}
-        for counts in self.round_counts:
-            n_tokens[counts.who] += counts.n_accepted
+        for name, counts in self.by_source.items():
+            n_tokens["copy" if name == "prediction" else name] += counts.accepted
         return n_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object for JSON."""
-        is_disabled, saved = self.state == "disabled", self.gain_realised.known
+        is_disabled = self.state == "disabled"
         idle = self.idle_because and f"{self.drafter} was idle: {self.idle_because}"
         # First what a user reads: was it used, what did it give, who gave it, and why not more.
         return {
@@ -457,20 +306,13 @@ class SpeculationStats:
             "note": "; ".join(filter(None, (self.remarks, idle))) or None,
             "acceptance": self.acceptance,
             "why_exact": self.why_exact,
-            "gain_expected": round(self.gain_expected, 3),
-            "gain_realised": None if saved is None else round(saved, 3),
             "drafted_by": self.drafted_by,
             "accepted_histogram": list(self.accepted_histogram),
             "verified_histogram": list(self.verified_histogram),
-            "forced": self.forced,
-            "forced_accepted": self.forced_accepted,
             "controller": self.controller,
             "asked": self.asked,
             "asked_copies": self.asked_copies,
-            "copied": self.copied,
             "probes": self.probes,
-            "probe_s": round(self.probe_s, 6),
-            "expected": round(self.expected, 3),
         }
 
 
@@ -498,7 +340,7 @@ def plural(n: int, noun: str) -> str:
 
 
 def who_drafted(span: Span) -> str:
-    """The source of a span's draft; see RoundCounts."""
+    """The source of a span's draft as Step names it: a prediction is copied."""
     source = source_of(span)
     return "copy" if source == "prediction" else source
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.checks import instance
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import why_no_output
 from pyllama_spec.llama.loading import check_target
@@ -25,9 +24,7 @@ from pyllama_spec.train.config import (
 )
 from pyllama_spec.train.corpus.tasks import read_prompts
 from pyllama_spec.train.errors import TrainError, need
-from pyllama_spec.train.files import locked
-from pyllama_spec.train.kinds.mtp_facts import check_head, head_note
-from pyllama_spec.train.progress import Reporter, SilentReporter
+from pyllama_spec.train.progress import Reporter
 
 AnyConfig: TypeAlias = Eagle3TrainConfig | DFlashTrainConfig | MtpTrainConfig
 
@@ -59,7 +56,6 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         TrainError: a package is missing, the prompts file is empty, the disk is full, ...
         KeyboardInterrupt: after Ctrl-C; all work so far is kept.
     """
-    instance(config, Eagle3TrainConfig, "config")
     return _train(config, reporter)
 
 
@@ -73,7 +69,6 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
         config: the configuration of the run.
         reporter: receives the progress; None for silence.
     """
-    instance(config, DFlashTrainConfig, "config")
     return _train(config, reporter)
 
 
@@ -93,7 +88,6 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
             training. This is raised before any computation.
         TrainError: the head lacks a tensor or a key, or is damaged; see also train_eagle3().
     """
-    instance(config, MtpTrainConfig, "config")
     return _train(config, reporter)
 
 
@@ -124,7 +118,6 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
             package is missing, the disk is full, ...
         KeyboardInterrupt: after Ctrl-C.
     """
-    instance(config, (Eagle3TrainConfig, DFlashTrainConfig, MtpTrainConfig), "config")
     if config.use is None:
         raise ArgumentError("use", None, "the store to learn from")
     _check_before_opening(config)
@@ -133,36 +126,26 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
             f"{config.begun_with}: the draft to train further does not exist; train one first, or "
             "name one with --init"
         )
-    with _opened(config) as model:
-        need("torch", "gguf")
-        from pyllama_spec.train.run.from_use import UseRun
+    from pyllama_spec.train.run.from_use import UseRun
 
-        return UseRun(_load_kind(config, model), reporter or SilentReporter()).run()
+    with _opened(config) as model:
+        return UseRun(_load_kind(config, model), reporter or Reporter()).run()
 
 
 def _train(config: AnyConfig, reporter: Reporter | None) -> TrainReport:
     """Trains a draft of any kind; see train_eagle3() for its steps and errors."""
-    reporter = reporter or SilentReporter()
+    reporter = reporter or Reporter()
     if config.use is not None:
         raise ArgumentError("use", config.use, remedy="call train_from_use(), or omit it")
     _check_before_opening(config)
+    from pyllama_spec.train.kinds.mtp_facts import head_note
+    from pyllama_spec.train.run.pipeline import Pipeline
+
     with _opened(config) as model:
         note = head_note(model.info, config.target.name)
         if note is not None and not isinstance(config, MtpTrainConfig):
             reporter.line(note)
-        layers = config.head.target_layers or config.default_layers(model.info.n_layer)
-        if config.init is None:
-            model.check_layer_inputs(layers)
-        need("torch", "gguf")
-        from pyllama_spec.train.run.pipeline import Pipeline
-
-        kind, init_draft = _load_kind(config, model), None
-        if config.init is not None:
-            init_draft = kind.read_draft(config.init)
-            layers = init_draft.shape.target_layers
-            model.check_layer_inputs(layers)
-        with locked(config.work_dir):
-            return Pipeline(kind, layers, reporter, init_draft).run()
+        return Pipeline(_load_kind(config, model), reporter).run()
 
 
 def _load_kind(config: AnyConfig, model: Model) -> Kind[Any, Any]:
@@ -174,11 +157,9 @@ def _load_kind(config: AnyConfig, model: Model) -> Kind[Any, Any]:
 
 @contextmanager
 def _opened(config: RunConfig) -> Iterator[Model]:
-    """The target, which generates text, and whose own head can be trained if that is wanted."""
+    """The target, which generates text."""
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)
-        if isinstance(config, MtpTrainConfig) and config.begun_with == config.target:
-            check_head(model.info, config.target.name)
         yield model
 
 
@@ -190,18 +171,9 @@ def _check_before_opening(config: RunConfig) -> None:
         raise ArgumentError(
             "out", config.out, problem="is the target itself", remedy="give another output"
         )
-    if config.use is None:
-        work = config.work_dir
-        above = next((path for path in (work, *work.parents) if path.exists()), work)
-        if above.exists() and not above.is_dir():
-            raise ArgumentError(
-                "work", work, "a folder for text, features and checkpoints",
-                problem=f"is under the file {above}",
-            )  # fmt: skip
     if config.corpus.prompts is not None:
         read_prompts(config.corpus.prompts)
-    if config.device == "cuda":
-        need("torch")
-        from pyllama_spec.train.run.pipeline import device_of
+    need("torch", "gguf")
+    from pyllama_spec.train.run.pipeline import device_of
 
-        device_of(config)
+    device_of(config)

@@ -7,21 +7,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pyllama_spec.engine.checks import checked, count, listed, real
-from pyllama_spec.engine.model import HEAD_ROWS
+from pyllama_spec.engine.checks import checked, count, listed
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 from pyllama_spec.options import option, options_of, with_default
-from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 # Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
 # occur again.
 N_NGRAMS = 800_000
 # More than any model has.
 _MAX_LAYERS = 4096
-# The most slots of a block: more pay on no CPU, and no draft of ours is accepted that far. And with
-# a Markov head none that the engine takes: its chain is unrolled in the graph.
-_MAX_BLOCK, _MAX_CHAIN = 64, 32
+# The most slots of a block: no draft of ours is accepted that far, and the engine unrolls the chain
+# of a Markov head in the graph.
+_MAX_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,6 @@ class FitSettings:
 
     Attributes:
         epochs: passes over the corpus.
-        step_decay: the loss at depth s has the weight step_decay ** s.
         missed_share: the share of drafts, drawn anew in each batch, that continue to learn after a
             wrong pick, where decoding would reject the rest.
         copied_share: the share of drafts that begin where decoding would copy, drawn in the same
@@ -181,10 +178,6 @@ class FitSettings:
 
     # fmt: off
     epochs: float = option(2.6, low=0, cli="--epochs", help="passes over the text")
-    step_decay: float = option(
-        0.8, low=0, high=1, cli="--step-decay", metavar="D",
-        help="loss weight of a depth relative to the one before",
-    )
     missed_share: float = option(
         0.2, low=0, high=1, cli="--missed-share", metavar="SHARE",
         help="share of drafts trained beyond their first wrong token",
@@ -223,8 +216,8 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("epochs", "lr", "clip", "step_decay"):
-            if getattr(self, name) == 0:
+        for name in ("epochs", "lr", "clip", "step_decay", "anchor_share"):
+            if getattr(self, name, 1) == 0:
                 raise ArgumentError(name, 0, "a number above 0")
         for name in ("warmup", "held_out"):
             if getattr(self, name) == 1:
@@ -277,7 +270,7 @@ class RunConfig:
         help="start with this draft's weights, to train on more text or for a fine-tuned target",
     )
     n_top: int = option(32, low=1)
-    max_disk_bytes: int = 12_000_000_000
+    max_disk_bytes: float = option(12_000_000_000, low=0)
     export_type: str = option(
         "f16", choices=KINDS, cli="--type", cli_default=None, group="draft",
         help="type of the matrices in the file [f16; with --from-use the draft's]",
@@ -323,31 +316,11 @@ class RunConfig:
             )  # fmt: skip
         if self.n_top > self.corpus.n_candidates:
             raise ArgumentError("n_top", self.n_top, f"at most {self.corpus.n_candidates}")
-        real(self.max_disk_bytes, "max_disk_bytes", 0)
-
-    @property
-    def own_words(self) -> list[str]:
-        """The kind's words of the command line that are no option of the table."""
-        return []
-
-    def default_layers(self, n_layer: int) -> tuple[int, ...]:
-        """The layer inputs that a new draft reads of a target of n_layer layers."""
-        return default_layers(n_layer)
 
     @property
     def begun_with(self) -> Path:
         """The draft that a run from use continues; by default its output."""
         return self.init or self.out
-
-    @property
-    def max_ngrams(self) -> int:
-        """The maximum number of contexts of the n-gram table."""
-        return self.default_ngrams if self.n_ngrams is None else self.n_ngrams
-
-    @property
-    def default_ngrams(self) -> int:
-        """The default of n_ngrams."""
-        return N_NGRAMS
 
     @property
     def work_dir(self) -> Path:
@@ -360,59 +333,47 @@ class HeadConfig(HeadSettings):
     """The shape of an EAGLE-3 head; see HeadSettings.
 
     Attributes:
-        fc_norm, norm_output: options of EAGLE-3.1 (arXiv 2605.09992); with both off and three
-            target layers, stock llama.cpp loads the head too.
+        plain: without the norms of EAGLE-3.1 (arXiv 2605.09992); with three target layers, stock
+            llama.cpp loads the head too. It copies nothing and reads no n-gram table: the defaults
+            of copied_share and n_ngrams are 1 and 0.
     """
 
-    fc_norm: bool = True
-    norm_output: bool = True
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the head uses no option of EAGLE-3.1."""
-        return not self.fc_norm and not self.norm_output
+    plain: bool = option(
+        False, cli="--plain",
+        help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class FitConfig(FitSettings):
     """The options of fitting an EAGLE-3 head; see FitSettings.
 
-    The default copied_share is 0.1, and 1 for a plain head: stock llama.cpp does not copy.
+    The default copied_share is 0.1, and 1 for a plain head.
 
     Attributes:
+        step_decay: the loss at depth s has the weight step_decay ** s.
         n_steps: the depth of the training-time test: how often the head's own row is fed back.
     """
 
+    # fmt: off
+    step_decay: float = option(
+        0.8, low=0, high=1, cli="--step-decay", metavar="D",
+        help="loss weight of a depth relative to the one before",
+    )
     n_steps: int = option(
         4, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
     )
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3TrainConfig(RunConfig):
-    """A whole run: from a target's GGUF to an EAGLE-3 draft's; see RunConfig.
-
-    A plain head, for stock llama.cpp, has no n-gram table unless n_ngrams requests one.
-    """
+    """A whole run: from a target's GGUF to an EAGLE-3 draft's; see RunConfig."""
 
     kind: ClassVar[str] = "eagle3"
 
     head: HeadConfig = field(default_factory=HeadConfig)
     fit: FitConfig = field(default_factory=FitConfig)
-
-    def default_layers(self, n_layer: int) -> tuple[int, ...]:
-        """See RunConfig."""
-        return default_layers(n_layer, is_plain=self.head.is_plain)
-
-    @property
-    def own_words(self) -> list[str]:
-        """See RunConfig."""
-        return ["--plain"] if self.head.is_plain else []
-
-    @property
-    def default_ngrams(self) -> int:
-        """See RunConfig."""
-        return 0 if self.head.is_plain else N_NGRAMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,14 +383,9 @@ class DFlashHeadConfig(HeadSettings):
     Attributes:
         n_layer: draft layers.
         block_size: slots of a block, the slot of the known token (the anchor) included.
-        causal: whether a slot sees only those before it; otherwise it sees the whole block.
         markov_rank: the rank of the matrix that adds logits for followers of the previous token
-            (DSpark, arXiv 2607.05147); 0 for none.
-        confidence: whether each slot reports the probability that its token is accepted. This needs
-            a markov_rank.
-        sample_from_anchor: whether the anchor's slot drafts too, so that a block of n slots drafts
-            n tokens instead of n - 1. This needs a markov_rank: engines read files without one
-            differently. None for True with a markov_rank.
+            (DSpark, arXiv 2607.05147); 0 for none. With it the anchor's slot drafts too, so that a
+            block of n slots drafts n tokens instead of n - 1.
     """
 
     # fmt: off
@@ -438,38 +394,16 @@ class DFlashHeadConfig(HeadSettings):
         4, low=2, high=_MAX_BLOCK, cli="--block", metavar="N",
         help="slots of a block, the known token's included",
     )
-    causal: bool = option(False, cli="--causal", help="use causal attention within a block")
     markov_rank: int = option(
         64, low=0, cli="--markov", metavar="RANK",
         help="rank of the Markov head, which reads the token before; 0: none",
     )
-    confidence: bool = option(
-        False, cli="--confidence",
-        help="add a head that predicts each token's acceptance; needs --markov",
-    )
     # fmt: on
-    sample_from_anchor: bool | None = None
-
-    def __post_init__(self) -> None:
-        HeadSettings.__post_init__(self)
-        if self.markov_rank and self.block_size > _MAX_CHAIN:
-            raise ArgumentError(
-                "block_size", self.block_size, f"at most {_MAX_CHAIN} with a `markov_rank`"
-            )
-        for name in ("confidence", "sample_from_anchor"):
-            if getattr(self, name) and not self.markov_rank:
-                raise ArgumentError(name, True, remedy="give a `markov_rank` above 0")
-
-    @property
-    def from_anchor(self) -> bool:
-        """Whether the anchor's slot drafts."""
-        chosen = self.sample_from_anchor
-        return self.markov_rank > 0 if chosen is None else chosen
 
     @property
     def n_steps(self) -> int:
         """The number of tokens that a block drafts."""
-        return self.block_size - (0 if self.from_anchor else 1)
+        return self.block_size if self.markov_rank else self.block_size - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,43 +411,20 @@ class DFlashFitConfig(FitSettings):
     """The options of fitting a DFlash draft; see FitSettings.
 
     A missed_share of 0, the default here, cuts the loss at the draft's first wrong pick (Spec-AUF,
-    arXiv 2607.01893); 1 never does. The default copied_share is 0.1, and the learning rate is twice
-    that of a head with a better start.
+    arXiv 2607.01893). The default copied_share is 0.1, and the learning rate is twice that of a
+    head with a better start. A depth counts by its part of the expected number of accepted tokens
+    (D-PACE, arXiv 2605.18810).
 
     Attributes:
         anchor_share: the share of positions at which a block begins, drawn anew in each batch.
-        weights: the weight of a depth: "decay" for step_decay ** depth, "dpace" for its part of the
-            expected number of accepted tokens (D-PACE, arXiv 2605.18810).
-        dpace_alpha: the share of that weight for tokens that the draft never gets right.
-        hard_share: the share of the loss against the text's own token; the rest is against the
-            target's distribution.
     """
 
-    # fmt: off
     missed_share: float = with_default(FitSettings, "missed_share", 0.0)
     lr: float = with_default(FitSettings, "lr", 1e-3)
     anchor_share: float = option(
         0.5, low=0, high=1, cli="--anchor-share", metavar="SHARE",
         help="share of positions at which training starts a block",
-    )
-    weights: str = option(
-        "dpace", choices=("decay", "dpace"), cli="--weights",
-        help="loss weights of depths: fixed, or by each depth's share in accepted tokens",
-    )
-    dpace_alpha: float = option(
-        0.5, low=0, high=1, cli="--dpace-alpha", metavar="A",
-        help="smoothing of the weights of dpace",
-    )
-    hard_share: float = option(
-        0.0, low=0, high=1, cli="--hard-share", metavar="SHARE",
-        help="share of the loss for the text's token instead of the target's distribution",
-    )
-    # fmt: on
-
-    def __post_init__(self) -> None:
-        FitSettings.__post_init__(self)
-        if self.anchor_share == 0:
-            raise ArgumentError("anchor_share", 0, "a share above 0")
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,42 +440,20 @@ class DFlashTrainConfig(RunConfig):
     fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)
     export_type: str = with_default(RunConfig, "export_type", "q8_0")
 
-    def default_layers(self, n_layer: int) -> tuple[int, ...]:
-        """See RunConfig."""
-        return block_layers(n_layer)
-
-    @property
-    def own_words(self) -> list[str]:
-        """See RunConfig."""
-        chosen = self.head.sample_from_anchor
-        return [] if chosen is None else ["--from-anchor" if chosen else "--from-mask"]
-
 
 @dataclass(frozen=True, slots=True)
-class MtpFitConfig(FitSettings):
-    """The options of fitting an MTP head; see FitSettings.
+class MtpFitConfig(FitConfig):
+    """The options of fitting an MTP head; see FitConfig.
 
     copied_share is 0.1 by default. The learning rate is lower than that of a new draft, since the
     head is trained already. The output matrix is the target's, and is not trained.
-
-    Attributes:
-        n_steps: the tokens of a draft: how often the head's own row is fed back.
-        n_loss_vocab: the number of most frequent ids in losses and measurements, as many as a head
-            that drafts over a part of the vocabulary chooses from (drafters/output_part.py); the
-            head itself keeps all ids of the target.
     """
 
     lr: float = with_default(FitSettings, "lr", 2e-4)
-    n_steps: int = option(
-        3, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
-    )
-    n_loss_vocab: int = option(
-        16_384, low=1, cli="--loss-vocab", metavar="N",
-        help="number of frequent tokens in losses and measurements",
-    )  # fmt: skip
+    n_steps: int = with_default(FitConfig, "n_steps", 3)
 
     def __post_init__(self) -> None:
-        FitSettings.__post_init__(self)
+        FitConfig.__post_init__(self)
         if self.train_output:
             raise ArgumentError(
                 "train_output", True, remedy="omit it: an MTP head uses its target's output matrix"
@@ -585,23 +474,9 @@ class MtpTrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
-        if self.head != HeadSettings():
-            raise ArgumentError(
-                "head", problem="is set by the file of an MTP head", remedy="omit it"
-            )
-        if self.n_ngrams:
-            raise ArgumentError(
-                "n_ngrams", self.n_ngrams, remedy="omit it: a head alone has no n-gram table"
-            )
-
-    def default_layers(self, n_layer: int) -> tuple[int, ...]:
-        """See RunConfig: the rows that the target's own head reads."""
-        return (HEAD_ROWS,)
-
-    @property
-    def default_ngrams(self) -> int:
-        """See RunConfig: none."""
-        return 0
+        for name, usual in (("head", HeadSettings()), ("n_ngrams", None)):
+            if getattr(self, name) != usual:
+                raise ArgumentError(name, problem="does not apply to an MTP head", remedy="omit it")
 
     @property
     def begun_with(self) -> Path:
@@ -618,7 +493,6 @@ def command(config: RunConfig) -> str:
         words += ["--from-use", config.use.store.name]
         if config.use.n_tokens != UseConfig(config.use.store).n_tokens:
             words += ["--tokens", str(config.use.n_tokens)]
-    words += config.own_words
     for part in (config, config.corpus, config.head, config.fit):
         for one in options_of(type(part)).values():
             value = getattr(part, one.name)

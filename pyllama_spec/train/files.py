@@ -107,33 +107,17 @@ def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) ->
 
 
 @contextlib.contextmanager
-def locked_file(path: Path) -> Iterator[None]:
-    """Locks a draft's file within the block; the system unlocks it when the process dies."""
-    with writing(path, keeps=False):
-        file = path.open("rb")
-    with file:
-        if fcntl is not None:
-            _lock(fcntl, file, path, "--output")
-        yield
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Locks a folder within the block; the system unlocks it when the process dies."""
-    path = folder / ".lock"
+def locked(path: Path, option: str) -> Iterator[None]:
+    """Locks a file within the block; the system unlocks it when the process dies."""
     with writing(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
     with file:
         if fcntl is not None:
-            _lock(fcntl, file, folder, "--work folder")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise TrainError(
+                    f"another process is training in {path}; wait for it, or give another {option}"
+                ) from None
         yield
-
-
-def _lock(module: Any, file: Any, path: Path, remedy: str) -> None:
-    try:
-        module.flock(file, module.LOCK_EX | module.LOCK_NB)
-    except OSError:
-        raise TrainError(
-            f"another process is training in {path}; wait for it, or give another {remedy}"
-        ) from None

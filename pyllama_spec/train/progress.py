@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from pyllama_spec.terminal import ProgressBar, fitted
 
@@ -28,24 +28,14 @@ _KNOWN = 0.02
 _LEAST_TRAINING, _MOST_TRAINING, _EPOCHS = 0.4, 1.3, 2.6
 
 
-class Reporter(Protocol):
-    """Receives the progress of a run."""
+class Reporter:
+    """Receives the progress of a run; this one prints nothing."""
 
     def line(self, text: str) -> None:
         """Prints a lasting line, such as a finished stage or a measurement."""
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
         """Reports a stage's progress, 0.0 .. 1.0, with its current figures."""
-
-
-class SilentReporter:
-    """Prints nothing."""
-
-    def line(self, text: str) -> None:
-        """Prints nothing."""
-
-    def progress(self, stage: str, fraction: float, note: str) -> None:
-        """Prints nothing."""
 
 
 class WholeEstimate:
@@ -78,7 +68,7 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else "1 min"
 
 
-class TerminalReporter:
+class TerminalReporter(Reporter):
     """Prints lines and a stage's progress with the remaining time.
 
     Progress is a bar on a terminal or in a notebook, and otherwise a line each minute: in the log

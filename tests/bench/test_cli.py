@@ -16,15 +16,13 @@ import pytest
 from pyllama_spec import bench
 from pyllama_spec.bench import machine
 from pyllama_spec.bench.figures import Pair
-from pyllama_spec.bench.report import FORMAT, to_json
+from pyllama_spec.bench.report import FORMAT
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters.model_drafter import weight_bytes
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import EngineError, UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
-from pyllama_spec.speculative import RoundCounts
-from pyllama_spec.speculative.stats import RealisedGain, SourceCounts
 from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
 from tests.models import model_path
 
@@ -206,15 +204,3 @@ def test_a_file_that_cannot_be_written_leaves_the_table(
     assert "same text" in shown.out
     assert "cannot write" in shown.err
     assert not out.exists()
-
-
-def test_the_report_shows_what_the_controller_did() -> None:
-    counts = [RoundCounts(8, 3, 2, 1, 1.4, "model"), RoundCounts(0, 0, 0, 0, 0.0, "nobody")]
-    run = made_up_run(
-        [(2, 1), (0, 0)], 0.5, round_counts=counts, gain_expected=0.4,
-        gain_realised=RealisedGain(2, 0.1, 0.005), by_source={"copy": SourceCounts(1, 3, 2, 1)},
-    )  # fmt: skip
-    result = made_up_result([one_prompt(Pair(made_up_run([(0, 0)] * 3, 1.0), run))])
-    written = to_json(result)["prompts"][0]
-    assert written["turns"] == [[8, 3, 2, 1, 1.4, "model"], [0, 0, 0, 0, 0.0, "nobody"]]
-    assert written["by_source"]["copy"]["accepted"] == 1

@@ -37,7 +37,7 @@ def test_an_interrupted_corpus_goes_on_to_the_same_text(
     left, n_runs = n_steps, 0
     store = feature_store(tmp_path / "pf", settings)
 
-    def stop(_: object) -> None:
+    def stop(*_: object) -> None:
         nonlocal left
         left -= 1
         if left == 0:

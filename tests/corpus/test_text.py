@@ -16,12 +16,11 @@ from pyllama_spec.bench.config import OWN_PROMPTS
 from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.train import CheckpointError, TrainError
-from pyllama_spec.train.corpus.build import build_corpus
-from pyllama_spec.train.corpus.features import (
-    LiveFeatures,
-)
+from pyllama_spec.train.corpus.build import corpus_identity
+from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.generate import draw, top_k_of
 from pyllama_spec.train.corpus.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
+from pyllama_spec.train.corpus.store import CorpusStore
 from pyllama_spec.train.corpus.tasks import (
     FilePrompts,
     OwnPrompts,
@@ -31,13 +30,7 @@ from pyllama_spec.train.corpus.tasks import (
     read_prompt_seeds,
     read_prompts,
 )
-from tests.corpus.tools import (
-    LAYERS,
-    N_TOP,
-    config,
-    make,
-    tokens,
-)
+from tests.corpus.tools import LAYERS, N_TOP, config, make, tokens
 from tests.models import model_path
 
 # --- the likeliest tokens
@@ -263,7 +256,7 @@ def test_a_corpus_of_other_settings_is_refused(
     with pytest.raises(CheckpointError, match=r"seed=1, and this run has 2.*--work"):
         make(writer, tmp_path / "c", config(prompts, seed=2))
     with pytest.raises(CheckpointError, match="target_sha256='target'"):
-        build_corpus(writer, config(prompts), tmp_path / "c", "another")
+        CorpusStore(tmp_path / "c", corpus_identity(config(prompts), "another"))
     prompts.write_text('{"prompt": "other"}\n', encoding="utf-8")
     with pytest.raises(CheckpointError, match="prompts_sha256"):
         make(writer, tmp_path / "c", config(prompts))

@@ -13,7 +13,7 @@ from pyllama_spec.engine import Model
 from pyllama_spec.train import CorpusConfig
 from pyllama_spec.train.corpus.build import build_corpus, corpus_identity
 from pyllama_spec.train.corpus.features import FeatureStore, LiveFeatures
-from pyllama_spec.train.corpus.store import Corpus
+from pyllama_spec.train.corpus.store import Corpus, CorpusStore
 from tests.models import model_path
 
 LAYERS, N_TOP, WIDTH = (1, 2, 3), 8, 3 * 64
@@ -49,7 +49,8 @@ def config(prompts: Path | None, **changes: Any) -> CorpusConfig:
 
 def make(model: Model, folder: Path, settings: CorpusConfig, **options: Any) -> Corpus:
     """Builds it on one thread."""
-    return build_corpus(model, settings, folder, "target", n_threads=1, **options)
+    store = CorpusStore(folder, corpus_identity(settings, "target"))
+    return build_corpus(model, settings, store, n_threads=1, **options)
 
 
 def tokens(corpus: Corpus) -> list[list[int]]:

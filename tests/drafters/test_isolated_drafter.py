@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
-import re
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -18,10 +16,8 @@ from pyllama_spec.drafters import (
     Committed,
     Draft,
     Drafter,
-    DrafterWrapper,
     DraftRequest,
     Eagle3,
-    LookupFirst,
     SequenceErrors,
 )
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
@@ -47,12 +43,11 @@ def test_a_failure_is_of_its_sequence(where: str) -> None:
     round_side.commit([Committed(seq, [9], 2) for seq in range(3)])
     drafts = round_side.propose(requests())
     assert [list(draft.ids) for draft in drafts] == [[10] * 3, [], [12] * 3]
-    assert [round_side.failure(seq) is None for seq in range(3)] == [True, False, True]
-    failure = round_side.failure(1)
-    assert failure is not None
-    assert failure.reason == f"the drafter failed in {where}(): ValueError: not sequence 1"
-    assert isinstance(failure.error, ValueError)
-    assert "_hear" in "".join(traceback.format_exception(failure.error))
+    assert list(round_side.failures) == [1]
+    reason, error = round_side.failures[1]
+    assert reason == f"the drafter failed in {where}(): ValueError: not sequence 1"
+    assert isinstance(error, ValueError)
+    assert "_hear" in "".join(traceback.format_exception(error))
     # Until its next prompt it is not spoken to; the others are.
     drafter.heard.clear()
     drafter.where = ""
@@ -61,9 +56,10 @@ def test_a_failure_is_of_its_sequence(where: str) -> None:
     assert [seq for _, seq in drafter.heard] == [0, 2, 0, 2]
     # There it begins from nothing: what it knows of the sequence is told anew.
     drafter.heard.clear()
+    round_side.begin_request(1, remember=True, user="")
     assert round_side.resume_at(1, 2, [7, 8]) == 2
-    assert drafter.heard == [("truncate", 1), ("commit", 1)]
-    assert round_side.failure(1) is None
+    assert drafter.heard[-2:] == [("truncate", 1), ("commit", 1)]
+    assert not round_side.failures
     assert [list(d.ids) for d in round_side.propose(requests())][1] == [11] * 3
 
 
@@ -104,7 +100,7 @@ def test_what_a_list_form_raises(
     round_side = isolated(Raising(error))
     found = round_side.propose(requests())
     assert [list(draft.ids) for draft in found] == drafts
-    assert {seq for seq in range(3) if round_side.failure(seq)} == failed
+    assert round_side.failures.keys() == failed
     # A sequence that has failed already gets nothing either.
     again = round_side.propose(requests())
     assert all(not again[seq].ids for seq in failed)
@@ -121,8 +117,7 @@ def ids_of(draft: Any, n: int = 4) -> tuple[list[Any], str | None]:
     for n_seqs in (1, 2):
         round_side = isolated(Fixed(), n_seqs)
         got = round_side.propose(requests(n, n_seqs))[0].ids
-        failure = round_side.failure(0)
-        found.append((list(got), None if failure is None else failure.reason))
+        found.append((list(got), round_side.failures.get(0, (None,))[0]))
     assert found[0] == found[1]
     return found[0]
 
@@ -148,8 +143,7 @@ def test_ids_that_may_be_proposed(ids: Any, kept: list[int]) -> None:
 def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
     class Wide(Drafter):
         def propose_one(self, request: DraftRequest) -> Draft:
-            # A probability of float32 may be rounded to a little more than 1.
-            p = np.array([0.5, 1 + 2e-7, 0.25, 0.125], np.float32)
+            p = np.array([0.5, 1.0, 0.25, 0.125], np.float32)
             return Draft(np.array([5, 6, 400, 7]), p, [[(5, 0.4)]] * 4)  # type: ignore[arg-type]
 
     for n, kept in ((4, 2), (2, 2), (1, 1)):
@@ -163,7 +157,6 @@ NO_DRAFTS: list[Any] = [
     None, [1, 2], 5, "abc",
     *(Draft(ids) for ids in (None, 5, "abc", [1.5], [None], [1, "b"])),  # type: ignore[arg-type]
     *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], 0.5)),  # type: ignore[arg-type]
-    Draft([1, 2], [float("nan"), 0.5]), Draft([1, 2], match_length=-2),
 ]  # fmt: skip
 
 
@@ -187,7 +180,7 @@ class Failing(Drafter):
 
     def propose_one(self, request: DraftRequest) -> Draft:
         self._fail("propose")
-        return Draft([4000] * request.n_requested if self.where == "ids" else [5])
+        return Draft([5])
 
     def commit_one(self, done: Committed) -> None:
         self._fail("commit")
@@ -197,7 +190,7 @@ class Failing(Drafter):
         return n_keep
 
 
-@pytest.mark.parametrize("where", ["propose", "commit", "resume_at", "ids"])
+@pytest.mark.parametrize("where", ["propose", "commit", "resume_at"])
 def test_the_first_failure_is_said_and_no_other(where: str) -> None:
     with open_tiny(Failing(where)) as llm, pytest.warns(UserWarning) as said:
         for prompt in ("one two", "three"):
@@ -205,20 +198,22 @@ def test_the_first_failure_is_said_and_no_other(where: str) -> None:
             assert answer["speculation"]["reason_off"]
     assert len(said) == 1
     message = str(said[0].message)
-    method = "propose" if where == "ids" else where
-    assert f"it failed in {method}(): " in message
+    assert f"it failed in {where}(): " in message
     assert Path(said[0].filename) == Path(__file__)
     assert len(message) < 1000
 
 
-class Remembering(Drafter):
-    """Has a state, which is whatever a test says."""
+class Shy(Drafter):
+    """Does not begin a request while it is shy."""
 
-    name = "mine"
+    is_shy = True
 
-    def __init__(self, saved: Any = b"state", restored: Any = 0) -> None:
-        self.saved, self.restored = saved, restored
+    def __init__(self) -> None:
         self.told: list[int] = []
+
+    def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
+        if self.is_shy:
+            raise ValueError("whose is it?")
 
     def propose_one(self, request: DraftRequest) -> Draft:
         return Draft([5])
@@ -229,25 +224,6 @@ class Remembering(Drafter):
 
     def truncate(self, seq: int, n_keep: int) -> None:
         del self.told[n_keep:]
-
-    def save(self, seq: int) -> Any:
-        return self.saved
-
-    def restore(self, seq: int, data: bytes) -> Any:
-        assert data == self.saved
-        return self.restored
-
-
-@pytest.mark.parametrize(
-    "drafter", [Remembering(restored=10**9), Remembering(restored=None), Remembering(saved="text")]
-)
-def test_a_bad_state_costs_no_draft(drafter: Remembering) -> None:
-    """The drafter is told the tokens again."""
-    with open_tiny(drafter) as llm, pytest.warns(UserWarning):
-        llm("abab", max_tokens=12, **GREEDY)
-        llm.load_state(llm.save_state())
-        found = llm("abab", max_tokens=12, **GREEDY)["speculation"]
-    assert (found["reason_off"], found["proposed"] > 0) == (None, True)
 
 
 class OwnHead(Eagle3):
@@ -274,14 +250,6 @@ def test_the_state_of_a_subclass_is_saved() -> None:
 
 
 def test_a_request_that_could_not_begin_is_not_drafted() -> None:
-
-    class Shy(Remembering):
-        is_shy = True
-
-        def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
-            if self.is_shy:
-                raise ValueError("whose is it?")
-
     drafter = Shy()
     with open_tiny(drafter) as llm:
         with pytest.warns(UserWarning, match=r"disabled until the next prompt .* begin_request"):
@@ -311,38 +279,35 @@ def test_a_list_of_another_length_is_a_failure_of_all(answer: Any) -> None:
 
     round_side = isolated(Short())
     assert round_side.propose(requests(2, 2)) == [NO_DRAFT] * 2
-    assert all("failed in propose()" in str(round_side.failure(seq)) for seq in (0, 1))
-    assert round_side.failure(2) is None
+    assert round_side.failures.keys() == {0, 1}
 
 
 @pytest.mark.parametrize("what", ["resume_at", "save", "restore", "truncate", "copy"])
-def test_nonsense_and_failures_elsewhere_cost_no_text(what: str) -> None:
-    """After any result or error of a method the next prompt starts anew, with the same text."""
+def test_failures_elsewhere_cost_no_text(what: str) -> None:
+    """After an error of any method the next prompt starts anew, with the same text."""
 
     def fails(*args: Any) -> Any:
         raise KeyError(what)
 
     texts = plain_texts()
-    answers: list[Any] = [fails, *(lambda *args, a=a: a for a in ("x", None, 2.5, -3, 10**9))]
+    drafter = OnlyProposeOne(texts)
     with open_tiny() as llm:
         llm(PROMPTS[0], max_tokens=5, **GREEDY)
         plain = llm.save_state()
-    for answer in answers:
-        drafter = OnlyProposeOne(texts)
-        if what == "restore":
-            drafter.save = lambda seq: b"all of it"  # type: ignore[method-assign]
-        with open_tiny(drafter) as llm:
-            for turn in range(2):
-                for prompt, text in zip(PROMPTS, texts, strict=True):
-                    steps = llm.generate_steps(prompt, max_tokens=N_TOKENS, **GREEDY)
-                    ids = [token for piece in steps for token in piece.tokens]
-                    assert ids == text[len(prompt) :]
-                if turn == 0:
-                    setattr(drafter, what, answer)
-                state = llm.save_state()
-                assert state.tokens == tuple(texts[-1])
-                llm.load_state(state)
-                llm.load_state(plain)
+    if what == "restore":
+        drafter.save = lambda seq: b"all of it"  # type: ignore[method-assign]
+    with open_tiny(drafter) as llm:
+        for turn in range(2):
+            for prompt, text in zip(PROMPTS, texts, strict=True):
+                steps = llm.generate_steps(prompt, max_tokens=N_TOKENS, **GREEDY)
+                ids = [token for piece in steps for token in piece.tokens]
+                assert ids == text[len(prompt) :]
+            if turn == 0:
+                setattr(drafter, what, fails)
+            state = llm.save_state()
+            assert state.tokens == tuple(texts[-1])
+            llm.load_state(state)
+            llm.load_state(plain)
 
 
 def test_what_is_verified_is_what_was_proposed() -> None:
@@ -360,49 +325,3 @@ def test_what_is_verified_is_what_was_proposed() -> None:
     (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
     drafter.ids[:] = [1, 1, 1, 1, 1]
     assert (list(draft.ids), draft.probabilities) == ([7, 8], [0.5] * 2)
-
-
-class Raises(Drafter):
-    def propose_one(self, request: DraftRequest) -> Draft:
-        raise ValueError("not today")  # it is raised here
-
-
-@pytest.mark.parametrize(
-    "drafter", [Raises(), DrafterWrapper(Raises()), LookupFirst(Raises())], ids=repr
-)
-def test_the_users_own_line_is_named(drafter: Drafter) -> None:
-    with open_tiny(drafter) as llm, pytest.warns(UserWarning) as said:
-        llm("abab", max_tokens=12, **GREEDY)
-    found = re.search(rf"\({re.escape(Path(__file__).name)}, line (\d+)\)", str(said[0].message))
-    assert found is not None
-    assert "# it is raised here" in linecache.getline(__file__, int(found[1]))
-
-
-class Foreign(Drafter):
-    """Proposes ids of another vocabulary; `good` of the calls give one of this one."""
-
-    max_draft = 3
-
-    def __init__(self, good: Sequence[int] = ()) -> None:
-        self.n_calls, self.good = 0, set(good)
-
-    def propose_one(self, request: DraftRequest) -> Draft:
-        self.n_calls += 1
-        return Draft([5] if self.n_calls in self.good else [4000 + self.n_calls])
-
-
-def test_a_drafter_of_another_vocabulary_is_disabled() -> None:
-    drafter = Foreign()
-    with open_tiny(drafter) as llama, pytest.warns(UserWarning):
-        found = llama.create_completion("one two", max_tokens=20, temperature=0)["speculation"]
-    assert drafter.n_calls == 3, "nothing more is asked of it"
-    assert (found["state"], found["drafted"]) == ("disabled", 0)
-    assert "0 .. 319, the last one with 4003" in found["reason_off"]
-
-
-def test_a_drafter_that_was_right_once_stays_on() -> None:
-    drafter = Foreign(good=[2])
-    with open_tiny(drafter) as llama:
-        found = llama.create_completion("one two", max_tokens=20, temperature=0)["speculation"]
-    assert found["reason_off"] is None
-    assert drafter.n_calls > 10

@@ -61,3 +61,10 @@ def test_what_may_fit_is_tokenized(llm: Llama) -> None:
         llm.create_completion(" " * (2 * LONG_TEXT))
     assert "not tokenized" not in str(error.value)
     assert llm.embed(LONG, truncate=True)
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+def test_a_chat_is_refused_before_it_is_rendered(tools: list[Any] | None) -> None:
+    template = "{{ tools }}{{ raise_exception('rendered') }}"
+    with open_tiny(chat_template=template) as llm, pytest.raises(ContextFullError):
+        llm.create_chat_completion(CHAT, tools=tools)

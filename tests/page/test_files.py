@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ServerSettings, create_app
-from pyllama_spec.server.app import App
+from pyllama_spec.server.exchange import App
 from tests.models import model_path
 from tests.page.scripts import PAGE
 
@@ -77,16 +77,6 @@ def test_a_file_is_served_as_it_lies_there(app: App, name: str) -> None:
     for what in ("base-uri", "form-action", "frame-ancestors"):
         assert policy[what] == "'none'"
     assert policy["require-trusted-types-for"] == "'script'"
-
-
-def test_a_browser_that_has_a_file_is_not_sent_it_again(app: App) -> None:
-    _, headers, _ = asked(app, "/page/page.js")
-    assert headers["cache-control"] == "no-cache"
-    for known in (headers["etag"], f'"other", {headers["etag"]}', f"W/{headers['etag']}"):
-        status, again, body = asked(app, "/page/page.js", if_none_match=known)
-        assert (status, body, again["etag"]) == (304, b"", headers["etag"])
-    assert asked(app, "/page/page.js", if_none_match='"other"')[0] == 200
-    assert len({asked(app, path_of(name))[1]["etag"] for name in FILES}) == len(FILES)
 
 
 @pytest.mark.parametrize(

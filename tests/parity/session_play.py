@@ -459,19 +459,20 @@ def check_counts(outcome: Outcome, n_prompt: int, drafting: Drafting | None) -> 
         return
     accepted, drafted, rounds = counts["accepted"], counts["drafted"], counts["rounds"]
     assert 0 <= accepted <= drafted <= counts["proposed"], "no more is verified than was proposed"
-    assert 0 <= counts["forced_accepted"] <= counts["forced"] <= drafted
-    assert counts["forced_accepted"] <= accepted
-    assert drafted - counts["forced"] >= accepted - counts["forced_accepted"]
+    forced = counts["by_source"].get("grammar", {"drafted": 0, "accepted": 0})
+    assert 0 <= forced["accepted"] <= forced["drafted"] <= drafted
+    assert forced["accepted"] <= accepted
+    assert drafted - forced["drafted"] >= accepted - forced["accepted"]
     for histogram, total in ((counts["accepted_histogram"], accepted),
                              (counts["verified_histogram"], drafted)):  # fmt: skip
         assert sum(histogram) == rounds
         assert sum(i * n for i, n in enumerate(histogram)) == total
-    assert counts["drafted_by"]["grammar"] == counts["forced_accepted"]
+    assert counts["drafted_by"]["grammar"] == forced["accepted"]
     assert sum(counts["drafted_by"].values()) == accepted + rounds, "each token has its drafter"
     for name in ("proposed", "drafted", "accepted"):
         of_sources = [one[name] for one in counts["by_source"].values()]
         assert sum(of_sources) == counts[name], "each draft has its source"
-    assert max(counts["copied"], counts["probes"]) <= counts["asked"] <= rounds
+    assert max(counts["asked_copies"], counts["probes"]) <= counts["asked"] <= rounds
     # What the rounds committed, and the prompt's token: a stop string may cut the last one.
     assert usage is None or usage["completion_tokens"] <= accepted + rounds + 1
     if outcome.finish == "length":

@@ -33,7 +33,7 @@ from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import Says, ask, head, ngram_arrays, ngram_table, target_context
 from tests.models import Eagle3Config, model_path, perm_continuation, perm_next
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
-from tests.oracles import generate, prompt_tokens, sampled, tiny
+from tests.oracles import forked, generate, prompt_tokens, sampled, tiny
 from tests.row_drafts import ROW_DRAFTS
 from tests.scripted import proposed, told
 
@@ -57,7 +57,7 @@ def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
     drafter = loop.drafter._drafter
     assert isinstance(drafter, LookupFirst)
     assert isinstance(drafter.drafter, Eagle3)
-    assert loop.drafter.failure(seq.seq_id) is None
+    assert seq.seq_id not in loop.drafter.failures
     assert drafter.n_lookups > 0
     expected = KIND.cold(tiny("llama"), drafter.drafter, seq.tokens, 8).proposal
     # Asked directly: what it makes of advice is another matter.
@@ -90,7 +90,7 @@ def test_forks_states_and_shared_prefixes(n_ubatch: int) -> None:
     run = generate(loop, first, prompt_tokens(40), 35, PARAMS)
     saved, state = loop.target.memory.save(), loop.drafter.save(0)
     for seq_id, size in ((1, 60), (2, 44)):
-        seq = loop.fork(first, seq_id)
+        seq = forked(loop, first, seq_id)
         generate(loop, seq, run.text[:size] + prompt_tokens(4, seed=seq_id), 25, PARAMS)
         check_head_says_the_same(loop, seq)
     generate(loop, first, run.text[:-3] + prompt_tokens(4, seed=5), 25, PARAMS)

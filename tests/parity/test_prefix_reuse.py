@@ -15,6 +15,7 @@ from tests.oracles import (
     GREEDY,
     LoopRun,
     check_same_rows,
+    forked,
     generate,
     prompt_tokens,
     run_once,
@@ -204,7 +205,7 @@ def test_both_ways_on_from_a_fork(arch: str, n_rs_seq: int) -> None:
         drafter = Pattern(expected.text, [3, 0, 8, 1])
         loop, seq = SpeculativeLoop(context, drafter), SequenceState()
         assert generate(loop, seq, prompt, 20, GREEDY).tokens == expected.tokens
-        other = loop.fork(seq, 1)
+        other = forked(loop, seq, 1)
         for state, tail in ((other, [1, 2]), (seq, [3]), (other, [4, 5, 6])):
             prompt = [*state.tokens, *tail]
             cold.memory.clear()

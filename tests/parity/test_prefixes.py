@@ -226,7 +226,7 @@ def test_nobody_waits_for_a_beginning_that_is_nearly_all_held() -> None:
     served.ask(SYSTEM[:90], place=1)
     runs = [served.begin([*SYSTEM, i, i], place=i) for i in (0, 1)]
     assert runs[1].n_cached >= 89
-    assert not served.round.sequences.is_waiting(runs[1])
+    assert runs[1].waits_for is None
     served.finish(runs)
     for run in runs:
         served.check(run)

@@ -100,7 +100,7 @@ def test_anothers_cancel_in_a_common_decode(arch: str) -> None:
         finish(round_, runs)
         for i in (0, 2):
             assert runs[i].state.tokens == texts[i]
-            assert round_.drafter.failure(i) is None, "it was told all"
+            assert i not in round_.drafter.failures, "it was told all"
             assert runs[i].stats.drafted > n_drafted[i]
             assert runs[i].stats.accepted == runs[i].stats.drafted
         again = SequenceRun(

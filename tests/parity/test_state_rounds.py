@@ -189,7 +189,9 @@ def test_states_after_random_rounds(arch: str, n_seqs: int, n_rs_seq: int) -> No
         assert wanted <= set(rounds.counts), rounds.counts
         if not is_replay:
             context.memory.clear()
-            rounds = RandomRounds(context, SnapshotRollback(context, n_checkpoints=0), seed=2)
+            rollback = SnapshotRollback(context)
+            rollback.n_checkpoints = 0
+            rounds = RandomRounds(context, rollback, seed=2)
             n_copies = context.memory.n_host_copies
             rounds.run(100)
             assert rounds.worst == 0.0

@@ -16,7 +16,7 @@ from tests.robust.tools import decoded
 SLOW = "root ::= " + "[a-z]? " * 5000
 _CHAIN = "\n".join(f"r{i} ::= r{i + 1} | r{i + 1}" for i in range(400)) + '\nr400 ::= "a"'
 # Twice the bound of csrc/checks/grammar_check.h, for a busy machine; it counts its own time.
-_MAX_OWN_S = 20.0
+_MAX_OWN_S = 4.0
 
 
 def _generate(grammar: str, n: int = 3) -> None:
@@ -40,7 +40,7 @@ def test_a_grammar_of_nothing_is_refused(grammar: str) -> None:
 
 def test_a_slow_grammar_ends() -> None:
     before = time.thread_time()
-    with pytest.raises(UnsupportedError, match=r"more than ten seconds.*500"):
+    with pytest.raises(UnsupportedError, match="500"):
         _generate(SLOW)
     assert time.thread_time() - before < _MAX_OWN_S
 
@@ -53,11 +53,11 @@ AMBIGUOUS = "\n".join([
 ])  # fmt: skip
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_all_tokens_of_a_grammar_have_one_bound() -> None:
-    """The bound of ten seconds covers all tokens of a grammar together."""
+    """The bound of two seconds covers all tokens of a grammar together."""
     before = time.thread_time()
-    with pytest.raises(UnsupportedError, match="more than ten seconds"):
+    with pytest.raises(UnsupportedError):
         _generate(AMBIGUOUS, n=200)
     assert time.thread_time() - before < 1.5 * _MAX_OWN_S
 

@@ -12,7 +12,8 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ModelList, ModelSpec, ServerSettings
-from pyllama_spec.server.app import App
+from pyllama_spec.server.app import ROUTES
+from pyllama_spec.server.exchange import App
 from pyllama_spec.server.models import Models, Opened, ServedModel
 from tests.models import model_path
 from tests.models.adapter import write_adapter
@@ -74,7 +75,7 @@ def several(
     if held:
         models.may_go_on.clear()
     try:
-        with run(App(models)) as client:
+        with run(App(models, ROUTES)) as client:
             try:
                 yield client, models
             finally:

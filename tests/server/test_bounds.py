@@ -121,6 +121,30 @@ def test_as_many_texts_as_the_line_takes(client: Client, body: Any) -> None:
         assert len(unbounded.right(TEXT, many)["choices"]) == 9
 
 
+BOMBS = {
+    "keys": b"{%s}" % b",".join(b'"%d":0' % i for i in range(300_000)),
+    "lists": b'{"messages": [%s]}' % b",".join([b"[]"] * 300_000),
+    "objects": b'{"messages": [%s]}' % b",".join([b"{}"] * 300_000),
+    "depth": b'{"messages": %s' % (b"[" * 300_000),
+    "ids": b'{"prompt": [%s7]}' % (b"7," * (5 << 18)),
+    "a number": b'{"prompt": "a", "max_tokens": %s}' % (b"9" * 300_000),
+    "no end of a text": b'{"prompt": "' + b"a" * 300_000,
+    "backslashes": b'{"prompt": "' + b"\\" * 300_001,
+    "blanks": b'{"prompt": "%s", "content": "%s"}' % (b" " * 3_000_000, b" " * 3_000_000),
+    "no UTF-8": b'{"prompt": "' + b"\xff" * 300_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("path", (CHAT, TEXT, MESSAGES, RESPONSES, "/tokenize"))
+def test_a_bomb_is_a_400(client: Client, path: str) -> None:
+    for name, body in BOMBS.items():
+        status, answer = client.post(path, body)
+        if (name, path) != ("blanks", "/tokenize"):
+            assert status == 400, (name, answer)
+            assert answer["error"]["message"]
+        assert not client.service.answers
+
+
 def test_thoughts_in_parts_are_one_text() -> None:
     turn = {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "b"}, THOUGHT]}
     request = messages.MessagesRequest(messages=[USER, turn, turn, USER])

@@ -364,7 +364,7 @@ async def count_words(exchange: Exchange, body: Words) -> Any:
 def test_an_endpoint_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the docstring of pyllama_spec.server says; the door and the errors are those of all."""
     more = Route("POST", "/words", count_words, Words)
-    monkeypatch.setattr(app, "_ROUTES", (*app._ROUTES, more))
+    monkeypatch.setattr(app, "ROUTES", (*app.ROUTES, more))
     with served(open_tiny(), api_keys=("key",)) as client:
         assert client.post("/words", {"text": "a b"})[0] == 401
         client.key = "key"
@@ -398,8 +398,20 @@ def test_constraints_under_other_names(kind: str, value: Any, pattern: str) -> N
             assert answer["error"]["param"].split(".")[0] in body
 
 
-@pytest.mark.parametrize("value", [{"jsn": {}}, {"choice": []}, {"choice": [""]}, {"json": "{"}])
-def test_a_constraint_that_is_none_is_refused_by_name(value: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"lora": [{"id": 0, "scale": 1.0}]}, "lora"),
+        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
+    ],
+)
+def test_a_constraint_without_effect_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    neutral = {"lora": [], "dynatemp_range": 0.0, "t_max_predict_ms": -1}
     with served(open_tiny()) as client:
-        status, answer = client.post(TEXT, {"prompt": "a", "structured_outputs": value})
-    assert (status, answer["error"]["param"]) == (400, f"structured_outputs.{next(iter(value))}")
+        client.right(TEXT, {"prompt": "a", "max_tokens": 2, **neutral})
+        status, answer = client.post(TEXT, {"prompt": "a", **body})
+    assert (status, answer["error"]["param"]) == (400, param)

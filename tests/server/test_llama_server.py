@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from pyllama_spec.cli.entry import main
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server import llama_server
-from pyllama_spec.server.keys import Keys
+from pyllama_spec.server.door import Keys
 from pyllama_spec.server.llama_server import FLAGS, IDLE, is_idle
-from pyllama_spec.server.programs import LogFile
 from pyllama_spec.server.settings import ServerSettings
 from tests.models import model_path
 
@@ -228,29 +226,14 @@ def test_adapters_and_keys(tmp_path: Path) -> None:
     assert not any("--api-key is" in note for note in told.notes)
 
 
-def test_an_error_of_opening_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_opening_names_the_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = str(model_path("llama"))
+    assert llama_server.main(["-m", model, "--log-file", str(tmp_path)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
     assert llama_server.main(["-m", model, "-b", "0", "--port", "0"]) == 1
     assert "error: -b 0" in capsys.readouterr().err
-
-
-def test_a_log_file_that_cannot_be_written_is_said_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    record = logging.LogRecord("a", logging.INFO, "b", 1, "line", None, None)
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    gone = LogFile(folder / "a.log", "serve")
-    shutil.rmtree(folder)
-    for _ in range(3):
-        gone.emit(record)
-    assert capfd.readouterr().err.count("--log-file") == 1
-    folder.mkdir()
-    gone.emit(record)
-    assert (folder / "a.log").read_text() == "line\n"
-    gone.close()
-    with pytest.raises(ArgumentError):
-        LogFile(tmp_path, "serve")
 
 
 @pytest.mark.parametrize("line", ["-np 4 --jinja", "--ctx-size 9", "-ctk q8_0", "-md draft.gguf"])

@@ -5,10 +5,8 @@ Turns last no seconds, and only the reader ends a text, so that no test depends 
 
 from __future__ import annotations
 
-from functools import partial
 from http.client import HTTPConnection
 
-from tests.models import model_path
 from tests.server.models_world import Asking, Held, asked, own_text, several, spec, states, text_of
 from tests.server.world import TEXT, Endless, until
 
@@ -50,7 +48,7 @@ def test_before_its_turn_ends_a_model_goes_on() -> None:
     with several(spec("a"), spec("b"), max_loaded=1, turn_s=1e6) as (client, models):
         with Endless(client, model="a"):
             of_b = Asking(client, "b")
-            until(lambda: models.named("b").waits_for_room)
+            until(lambda: models.named("b").loading is not None)
             for _ in range(3):
                 assert text_of(asked(client, "a")) == own_text("a")
             assert models.begun == ["a"]
@@ -72,29 +70,18 @@ def test_nobody_drains_for_a_request_that_is_given_up() -> None:
         assert models.begun == ["a"]
 
 
-def test_only_those_drain_whose_memory_is_wanted() -> None:
-    """One of two is enough; if the older one is too small, the other drains."""
-    file_bytes = model_path("llama", seed=0).stat().st_size
-    large = {"n_ctx": 4096}
-    for of_b, drains in (({}, "a"), (large, "b")):
-        specs = (spec("a"), spec("b", of_b), spec("c", large))
-        with several(*specs, turn_s=0) as (client, models):
-            for name in "ab":
-                assert asked(client, name)[0] == 200
-            assert asked(client, "c")[0] == 200
-            n_bytes = {name: models.named(name).n_bytes for name in "abc"}
-        bound = sum(n_bytes.values()) - n_bytes[drains] + file_bytes
-        with several(*specs, memory_bytes=bound, turn_s=0) as (client, models):
-            stays = "b" if drains == "a" else "a"
-            with Endless(client, model="a") as of_first, Endless(client, model="b") as of_second:
-                of_c = Asking(client, "c")
-                until(partial(is_draining, models, drains))
-                assert not is_draining(models, stays)
-                assert text_of(asked(client, stays)) == own_text(stays)
-                (of_first if drains == "a" else of_second).close()
-                assert of_c.result()[0] == 200
-                assert models.named(stays).service is not None
-                assert models.named(drains).service is None
+def test_no_more_drain_than_needed() -> None:
+    """The one that was loaded first makes room enough."""
+    specs = (spec("a"), spec("b"), spec("c"))
+    with several(*specs, max_loaded=2, turn_s=0) as (client, models):
+        with Endless(client, model="a") as of_first, Endless(client, model="b"):
+            of_c = Asking(client, "c")
+            until(lambda: is_draining(models, "a"))
+            assert not is_draining(models, "b")
+            assert text_of(asked(client, "b")) == own_text("b")
+            of_first.close()
+            assert of_c.result()[0] == 200
+        assert states(client) == {"a": "unloaded", "b": "loaded", "c": "loaded"}
 
 
 def test_the_end_comes_to_those_that_wait_for_a_turn() -> None:

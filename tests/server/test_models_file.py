@@ -15,7 +15,6 @@ import pytest
 from pyllama_spec.cli.entry import main as command_line
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.server import ModelList, read_models
-from pyllama_spec.server.model_list import is_missing
 from tests.models import model_path
 from tests.server.models_world import spec, written
 
@@ -202,15 +201,3 @@ def test_the_command_serves_the_models_of_a_file(tmp_path: Path) -> None:
         assert process.wait(60) == 0, rest
         assert "model=b/c" in rest
         assert "xyz" not in rest
-
-
-def test_a_file_that_may_not_be_seen_is_not_called_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder is not accessible, so the open gives the reason; other models are served."""
-
-    def refuse(self: Path, **_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "stat", refuse)  # root may enter each folder
-    assert not is_missing(tmp_path / "model.gguf")

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPSConnection
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ import pytest
 
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.server import create_app
-from pyllama_spec.server.keys import Keys, keys_of, notes_of
-from pyllama_spec.server.process import Hangup, HttpServer, Listening
-from pyllama_spec.server.settings import LOOPBACK, with_loopback
+from pyllama_spec.server.door import Keys
+from pyllama_spec.server.process import HttpServer, Listening
+from pyllama_spec.server.settings import LOOPBACK, keys_of, notes_of, with_loopback
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.test_access import certificate
@@ -153,23 +153,6 @@ def test_a_certificate_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 # ---- SIGHUP itself; tests/server/test_programs.py sends it to each program
-
-
-def test_a_signal_that_comes_while_a_model_is_opened_is_heeded_later() -> None:
-    assert threading.current_thread() is threading.main_thread()
-    seen: list[bool] = []
-    before = signal.getsignal(signal.SIGHUP)
-    with Hangup() as hangup:
-        os.kill(os.getpid(), signal.SIGHUP)
-        with Hangup() as inner:
-            assert inner is hangup
-            inner.heed(seen.append)
-            assert seen == [False]
-            os.kill(os.getpid(), signal.SIGHUP)
-            inner.heed(None)
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert seen == [False, False]
-    assert signal.getsignal(signal.SIGHUP) == before
 
 
 @pytest.mark.slow
@@ -317,47 +300,21 @@ def counts_of(line: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def test_a_line_of_a_time_that_is_over_has_its_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    with logged(caplog) as (client, _):
-        connection, response = client.send("POST", TEXT, {**ENDLESS, "timeout": 0.5})
-        assert response.status == 504
-        # OpenAI's package would have it computed three times.
-        assert response.getheader("x-should-retry") == "false"
-        connection.close()
-        line = line_of(caplog, TEXT)
-        assert " error=timeout" in line
-        counts_of(line)
-
-
 @pytest.mark.parametrize("logs_clients", [True, False])
 def test_addresses_are_logged_where_they_are_asked_for(
     logs_clients: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The one that a proxy on this machine has written last; a text of a client's is quoted."""
     with logged(caplog, logs_clients=logs_clients) as (client, _):
         for told, shown in (
             (None, "127.0.0.1"), ("203.0.113.9", "203.0.113.9"),
-            ("10.0.0.1, 2001:DB8::1", "2001:db8::1"), ("a client's own text", "127.0.0.1"),
-            ("203.0.113.9, x", "127.0.0.1"), ("", "127.0.0.1"), ("fe80::1%a b", "fe80::1"),
+            ("10.0.0.1, 2001:db8::1", "2001:db8::1"), ("own text", "own%20text"),
         ):  # fmt: skip
             caplog.clear()
             client.get("/v1/models", **({} if told is None else {"X-Forwarded-For": told}))
             line = line_of(caplog, "/v1/models")
             assert (f" from={shown}" in line) == logs_clients
             assert logs_clients or shown not in line
-            assert "own text" not in line
-
-
-def test_of_several_headers_the_proxys_own_counts(caplog: pytest.LogCaptureFixture) -> None:
-    """A proxy such as HAProxy may add its header after the client's."""
-    with logged(caplog, logs_clients=True) as (client, _):
-        connection = HTTPConnection(client.host, client.port, timeout=PATIENCE_S)
-        connection.putrequest("GET", "/v1/models")
-        for told in ("198.51.100.7", "203.0.113.9"):
-            connection.putheader("X-Forwarded-For", told)
-        connection.endheaders()
-        assert connection.getresponse().read()
-        connection.close()
-        assert " from=203.0.113.9" in line_of(caplog, "/v1/models")
 
 
 @pytest.mark.parametrize("logs_checks", [True, False])

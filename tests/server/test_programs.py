@@ -20,7 +20,7 @@ from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedErro
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
-from pyllama_spec.server.keys import Keys
+from pyllama_spec.server.door import Keys
 from pyllama_spec.server.settings import LOOPBACK
 from tests.models import model_path
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.server.serving import _MOST
+from pyllama_spec.server.door import _MOST
 from tests.faces.tools import open_tiny
 from tests.server.world import served
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ServerSettings, create_app
-from pyllama_spec.server.app import App
+from pyllama_spec.server.exchange import App
 from pyllama_spec.server.process import HttpServer, Listening
 from pyllama_spec.server.service import Service
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pyllama_spec.train.run.chains import ChainStep
 from pyllama_spec.train.run.head import DraftHead
+from pyllama_spec.train.run.objective import Step
 from pyllama_spec.train.run.texts import Texts
 
 Floats = npt.NDArray[np.float32]
@@ -49,13 +49,13 @@ def _has_room(lengths: list[int]) -> npt.NDArray[np.bool_]:
 
 
 def logits_of_steps(
-    head: DraftHead, texts: Texts, steps: Iterator[ChainStep]
+    head: DraftHead, texts: Texts, steps: Iterator[Step]
 ) -> dict[tuple[int, int], Floats]:
     """Logits by start and depth."""
     out: dict[tuple[int, int], Floats] = {}
     with torch.no_grad():
         for step in steps:
-            starts = texts.starts[step.chains].tolist()
-            for start, row in zip(starts, head.logits(step.y).numpy(), strict=True):
-                out[start, step.depth] = row
+            starts = texts.starts[step.drafts].tolist()
+            rows = head.logits(step.y, texts.tokens[step.at]).numpy()
+            out |= {(start, step.depth): row for start, row in zip(starts, rows, strict=True)}
     return out

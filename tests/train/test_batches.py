@@ -120,7 +120,7 @@ def test_a_sample_is_the_first_layer_and_the_size_of_all(
 ) -> None:
     corpus, source = text
     indices = [4, 0, 7]
-    seen = sample(indices, corpus, source, len(LAYERS))
+    seen = sample(indices, corpus, source.get, len(LAYERS))
     rows = np.concatenate([source.get(i).rows[:-1].astype(np.float64) for i in indices])
     layers = rows.reshape(len(rows), len(LAYERS), -1)
     assert np.array_equal(seen.rows, layers[:, 0])

@@ -11,18 +11,16 @@ import torch
 
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.target import read_target
-from pyllama_spec.train import DFlashFitConfig
 from pyllama_spec.train.kinds.dflash import (
     DFlashHead,
     DFlashShape,
-    block_losses,
     block_rows,
     choose_mask_token,
-    count_accepted,
-    drafted,
     initialise,
+    run_blocks,
 )
 from pyllama_spec.train.run.export import export_head
+from pyllama_spec.train.run.objective import by_expected_length, count_accepted, draft_losses
 from pyllama_spec.train.run.target_weights import read_weights
 from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
@@ -34,17 +32,14 @@ MASK = 301
 SHAPE = DFlashShape(
     n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD, n_embd_target=N_EMBD,
     target_layers=(1, 2, 3), n_head=4, n_head_kv=2, n_ff=96, rope_base=10000.0, rms_eps=1e-5,
-    n_layer=2, block_size=5, mask_token=MASK, causal=False, markov_rank=0, confidence=False,
-    sample_from_anchor=False,
+    n_layer=2, block_size=5, mask_token=MASK, markov_rank=0,
 )  # fmt: skip
 MARKOV = replace(SHAPE, markov_rank=8)
 SHAPES = {
     "two layers": SHAPE,
     "three layers, all heads": replace(SHAPE, n_layer=3, n_head_kv=4, target_layers=(0, 4)),
-    "causal": replace(SHAPE, causal=True, block_size=3),
     "followers": MARKOV,
-    "confidence": replace(MARKOV, confidence=True, n_layer=1),
-    "from the anchor": replace(MARKOV, confidence=True, sample_from_anchor=True, causal=True),
+    "followers, one layer": replace(MARKOV, n_layer=1, block_size=3),
 }
 
 
@@ -100,23 +95,19 @@ def test_blocks_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
                 before = torch.tensor([ids[0], *chain.ids[:-1]])
                 wanted = chain.logits[shape.first_slot :][:, d2t]
                 with torch.no_grad():
-                    got = head.step_logits(rows[block], before)
-                    if chain.confidences is not None:
-                        sure = head.confidence(rows[block], before).sigmoid()
-                        np.testing.assert_allclose(sure, chain.confidences, atol=1e-4)
+                    got = head.logits(rows[block], before)
             else:
                 wanted = reference.block(ids, start + 1)[1:][:, d2t]
                 with torch.no_grad():
-                    got = head.step_logits(rows[block], torch.zeros(0))
+                    got = head.logits(rows[block], torch.zeros(0))
             np.testing.assert_allclose(got, wanted, atol=1e-4)
             block += 1
         first += length
     assert block == len(texts.starts) > 15
 
 
-@pytest.mark.parametrize("name", ["two layers", "causal"])
-def test_a_slot_sees_features_before_its_anchor_and_nothing_else(name: str) -> None:
-    head, texts = random_head(SHAPES[name]), texts_for(SHAPES[name], [9, 12])
+def test_a_slot_sees_features_before_its_anchor_and_nothing_else() -> None:
+    head, texts = random_head(SHAPE), texts_for(SHAPE, [9, 12])
     with torch.no_grad():
         rows = block_rows(head, texts)
         for at in (3, 8, 14):
@@ -133,93 +124,67 @@ def test_a_slot_sees_features_before_its_anchor_and_nothing_else(name: str) -> N
             assert (moved == (texts.starts + 1 == at)[:, None]).all(), "a token is its anchor's"
 
 
-def slow_losses(head: DFlashHead, texts: Texts, fit: DFlashFitConfig) -> float:
-    """The loss of whole blocks one after the other; only for a missed_share of 0 or 1."""
+ALPHA = 0.4
+
+
+def slow_losses(head: DFlashHead, texts: Texts, missed_share: int) -> float:
+    """The loss of whole blocks one after the other."""
     with torch.no_grad():
         rows = block_rows(head, texts).double()
-    runs, total, mass = drafted(texts, head.shape.n_steps).tolist(), 0.0, 0.0
-    matrix, d2t = head.weight("output.weight").detach().double(), head.d2t.tolist()
+    ends, owner = (x.tolist() for x in texts.ends())
+    total, d2t = 0.0, head.d2t.tolist()
+    matrix = head.weight("output.weight").detach().double()
     for i, start in enumerate(texts.starts.tolist()):
-        losses_of: list[tuple[float, float, float]] = []
+        losses, smooth = [], []
         for depth in range(head.shape.n_steps):
-            if not runs[i][depth]:
-                break
             at = start + depth + 1
+            if at + 1 >= ends[owner[start]] or (depth and not texts.in_vocab[at]):
+                break
             logits = matrix @ rows[i, depth]
             if head.shape.markov_rank:
                 low = head.weight("markov_w1.weight")[texts.tokens[at]].detach().double()
                 logits = logits + head.weight("markov_w2.weight").detach().double() @ low
             log_q, token = torch.log_softmax(logits, -1), int(texts.tokens[at + 1])
-            soft = float((texts.target_p[at] * log_q[texts.target_ids[at]]).sum())
-            hard = float(log_q[d2t.index(token)]) if token in d2t else 0.0
-            p = (1 - fit.hard_share) * float(texts.target_p[at].sum())
-            p += fit.hard_share * (token in d2t)
-            loss = -(1 - fit.hard_share) * soft - fit.hard_share * hard
-            losses_of.append((loss, p, float(np.exp(hard)) if token in d2t else 0.0))
-            if fit.missed_share == 0 and d2t[int(logits.argmax())] != token:
+            losses.append(-float((texts.target_p[at] * log_q[texts.target_ids[at]]).sum()))
+            q = float(log_q[d2t.index(token)].exp()) if token in d2t else 0.0
+            smooth.append((1 - ALPHA) * q + ALPHA)
+            if missed_share == 0 and d2t[int(logits.argmax())] != token:
                 break
-        smooth = [(1 - fit.dpace_alpha) * q + fit.dpace_alpha for _, _, q in losses_of]
-        for depth, (loss, p, _) in enumerate(losses_of):
-            if fit.weights == "dpace":
-                total += loss * sum(np.prod(smooth[: m + 1]) for m in range(depth, len(losses_of)))
-            else:
-                total += fit.step_decay**depth * loss
-                mass += fit.step_decay**depth * p
-    return total / (len(texts.starts) if fit.weights == "dpace" else mass)
+        for depth, loss in enumerate(losses):
+            total += loss * sum(np.prod(smooth[: m + 1]) for m in range(depth, len(losses)))
+    return total / len(texts.starts)
 
 
-@pytest.mark.parametrize(
-    "fit",
-    [
-        DFlashFitConfig(step_decay=0.7),
-        DFlashFitConfig(step_decay=0.7, missed_share=0.0, hard_share=0.3),
-        DFlashFitConfig(weights="dpace", dpace_alpha=0.4),
-        DFlashFitConfig(weights="dpace", missed_share=0.0, hard_share=1.0),
-    ],
-    ids=["decay", "cut, hard", "dpace", "dpace, cut, hard"],
-)
+@pytest.mark.parametrize("missed_share", [0, 1])
 @pytest.mark.parametrize("shape", [SHAPE, MARKOV], ids=["plain", "followers"])
-def test_the_loss_is_its_formula(fit: DFlashFitConfig, shape: DFlashShape) -> None:
+def test_the_loss_is_its_formula(missed_share: int, shape: DFlashShape) -> None:
     head, texts = random_head(shape), texts_for(shape, [50, 40])
     rng, n = np.random.default_rng(2), len(texts.tokens)
     texts.target_ids = torch.from_numpy(np.stack([rng.permutation(N_DRAFT)[:4] for _ in range(n)]))
     texts.target_p = torch.from_numpy(rng.dirichlet(np.ones(5), n)[:, :4].astype(np.float32))
+    ends, owner = texts.ends()
     with torch.no_grad():  # so that many first picks are right, and some second ones
         for depth in (0, 1):
             rows = block_rows(head, texts)[:, depth]
             at = texts.starts + depth + 1
             before = texts.tokens[at.clamp(max=n - 1)]
-            picks = head.d2t[head.step_logits(rows, before).argmax(-1)]
-            chosen = (texts.starts % 3 == 0) & drafted(texts, 2)[:, depth]
+            picks = head.d2t[head.logits(rows, before).argmax(-1)]
+            chosen = (texts.starts % 3 == 0) & (at + 1 < ends[owner[texts.starts]])
             texts.tokens[at[chosen] + 1] = picks[chosen]
     texts.in_vocab = torch.isin(texts.tokens, head.d2t)
-    generator = torch.Generator().manual_seed(9)
-    losses = block_losses(head, texts, fit, torch.float32, generator)
-    assert float(losses.total.detach()) == pytest.approx(slow_losses(head, texts, fit), rel=1e-4)
+    losses = draft_losses(
+        head, run_blocks(head, texts), texts, shape.n_steps,
+        lambda steps, n_drafts: by_expected_length(steps, n_drafts, ALPHA), torch.float32,
+        missed_share, torch.Generator().manual_seed(9),
+    )  # fmt: skip
+    expected = slow_losses(head, texts, missed_share)
+    assert float(losses.total.detach()) == pytest.approx(expected, rel=1e-4)
     losses.total.backward()
     gradient = head.weight("blk.0.attn_q.weight").grad
     assert gradient is not None
     assert float(gradient.abs().max()) > 0
-    accepted = count_accepted(head, texts)
+    accepted = count_accepted(head, run_blocks(head, texts), texts)
     assert 10 < int((accepted > 0).sum()) < len(accepted)
-
-
-def test_confidence_learns_from_slots_that_are_reached_and_teaches_nothing_else() -> None:
-    head, texts = random_head(SHAPES["confidence"]), texts_for(SHAPE, [40])
-    plain = replace(SHAPES["confidence"], confidence=False)
-    other = DFlashHead(plain, head.embedding.numpy(), head.d2t.numpy())
-    other.load_tensors({name: head.tensors()[name] for name in plain.sizes()})
-    texts.target_p, texts.target_ids = texts.target_p + 0.5, texts.target_ids
-    fit = DFlashFitConfig()
-    gradients = []
-    for one in (head, other):
-        block_losses(one, texts, fit, torch.float32, torch.Generator()).total.backward()
-        gradients.append({name: one.weight(name).grad for name in plain.sizes()})
-    for name in plain.sizes():
-        torch.testing.assert_close(gradients[0][name], gradients[1][name])
-    slope = head.weight("conf_proj.weight").grad
-    assert slope is not None
-    assert float(slope.abs().max()) > 0
 
 
 def test_the_mask_is_a_token_that_no_text_has() -> None:

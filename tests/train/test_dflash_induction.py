@@ -11,11 +11,12 @@ import torch
 
 from pyllama_spec.train.kinds.dflash import (
     DFlashHead,
-    count_accepted,
     initialise,
+    run_blocks,
     set_induction_heads,
 )
 from pyllama_spec.train.run.attention import spans_of
+from pyllama_spec.train.run.objective import count_accepted
 from tests.train.chains import repeated_text
 from tests.train.test_dflash_head import MARKOV
 from tests.train.test_head import N_VOCAB
@@ -23,7 +24,7 @@ from tests.train.test_head import N_VOCAB
 WIDTH = 256
 SHAPE = replace(
     MARKOV, n_embd=WIDTH, n_embd_target=WIDTH, n_draft_vocab=N_VOCAB, n_head_kv=4,
-    target_layers=(1, 2), sample_from_anchor=True,
+    target_layers=(1, 2),
 )  # fmt: skip
 Rows = npt.NDArray[np.float32]
 
@@ -50,7 +51,7 @@ def first_picks(head: DFlashHead) -> float:
     half = np.random.default_rng(7).permutation(256)[:60]
     ids = np.concatenate((half, half))
     texts = repeated_text(half, np.concatenate(rows_of(head, ids), axis=1))
-    return float((count_accepted(head, texts) > 0).float().mean())
+    return float((count_accepted(head, run_blocks(head, texts), texts) > 0).float().mean())
 
 
 def begin(head: DFlashHead, *, tells: bool = True) -> float:
@@ -96,9 +97,7 @@ def test_an_untrained_draft_looks_at_the_row_before_the_block(head: DFlashHead) 
 
 def test_nothing_changes_where_it_cannot(head: DFlashHead) -> None:
     grouped = DFlashHead(replace(SHAPE, n_head_kv=2), head.embedding.numpy(), np.arange(N_VOCAB))
-    later = DFlashHead(
-        replace(SHAPE, sample_from_anchor=False), head.embedding.numpy(), np.arange(N_VOCAB)
-    )
+    later = DFlashHead(replace(SHAPE, markov_rank=0), head.embedding.numpy(), np.arange(N_VOCAB))
     for one, tells in ((head, False), (grouped, True), (later, True)):
         before = {name: values.copy() for name, values in one.tensors().items()}
         assert begin(one, tells=tells) < 0.5

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from pyllama_spec.engine import Model
 from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.kinds.eagle3 import Eagle3Head, initialise, set_induction_heads
 from pyllama_spec.train.run.chains import run_chains
+from pyllama_spec.train.run.objective import count_accepted
 from pyllama_spec.train.run.target_weights import read_weights
 from tests.models import model_path
 from tests.train.chains import repeated_text
@@ -25,7 +25,7 @@ BASE = replace(
     SHAPE, target_layers=LAYERS, n_embd=WIDTH, n_embd_target=WIDTH, n_head_kv=4,
     n_draft_vocab=N_VOCAB,
 )  # fmt: skip
-SHAPES = {"eagle-3.1": BASE, "plain": replace(BASE, fc_norm=False, norm_output=False)}
+SHAPES = {"eagle-3.1": BASE, "plain": replace(BASE, is_plain=True)}
 Rows = npt.NDArray[np.float32]
 
 
@@ -34,11 +34,12 @@ def target() -> Path:
     return model_path("llama", n_embd=WIDTH)
 
 
-def untrained(name: str) -> Eagle3Head:
+def untrained(name: str, n_head_kv: int = 4) -> Eagle3Head:
     path = target()
     with Model(path) as model:
         weights = read_weights(path, model.info)
-    head = Eagle3Head(SHAPES[name], weights.embedding, np.arange(N_VOCAB))
+    shape = replace(SHAPES[name], n_head_kv=n_head_kv)
+    head = Eagle3Head(shape, weights.embedding, np.arange(N_VOCAB))
     # As where embedding and output are one: random ones have nothing in common.
     _, rows = texts_and_rows(4, 64)
     parts = np.concatenate(rows).reshape(-1, len(LAYERS), WIDTH)
@@ -51,30 +52,27 @@ def texts_and_rows(n_texts: int, length: int) -> tuple[list[npt.NDArray[np.int64
     """Random tokens with the target's rows of them."""
     rng = np.random.default_rng(3)
     tokens = [rng.integers(0, 256, length) for _ in range(n_texts)]
+    return tokens, rows_of(tokens)
+
+
+def rows_of(texts: list[npt.NDArray[np.int64]]) -> list[Rows]:
+    """The target's rows of some tokens."""
     with Model(target()) as model:
-        live = LiveFeatures(model, LAYERS, 1, length, 1)
-        rows = []
-        for ids in tokens:
-            mask = np.zeros(length, np.bool_)
-            rows.append(live.of(TextSequence(0, ids.astype(np.uint32), mask, True)).rows)
+        live = LiveFeatures(model, LAYERS, 1, 120, 1)
+        sequences = [
+            TextSequence(0, ids.astype(np.uint32), np.zeros(len(ids), np.bool_), True)
+            for ids in texts
+        ]
+        rows = [live.of(sequence).rows.astype(np.float32) for sequence in sequences]
         live.close()
-    return tokens, [row.astype(np.float32) for row in rows]
+    return rows
 
 
 def right_after_a_repetition(head: Eagle3Head) -> float:
     """The share of first drafts that are right in the second half of a text that says it twice."""
     half = np.random.default_rng(7).permutation(256)[:60]
-    ids = np.concatenate((half, half))
-    with Model(target()) as model:
-        live = LiveFeatures(model, LAYERS, 1, len(ids), 1)
-        sequence = TextSequence(0, ids.astype(np.uint32), np.zeros(len(ids), np.bool_), True)
-        rows = live.of(sequence).rows.astype(np.float32)
-        live.close()
-    texts = repeated_text(half, rows)
-    with torch.no_grad():
-        step = next(run_chains(head, texts, 1))
-        picked = head.d2t[head.logits(step.y).argmax(-1)]
-    return float((picked == texts.tokens[step.at + 1]).float().mean())
+    texts = repeated_text(half, rows_of([np.concatenate((half, half))])[0])
+    return float(count_accepted(head, run_chains(head, texts, 1), texts).float().mean())
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -90,23 +88,17 @@ def test_an_untrained_head_repeats_what_it_sees_again(name: str) -> None:
     assert right_after_a_repetition(head) > 0.6
 
 
-def test_nothing_changes_where_rows_do_not_tell_their_token() -> None:
-    head = untrained("eagle-3.1")
+@pytest.mark.parametrize("n_head_kv", [4, 2])
+def test_nothing_changes_where_it_cannot(n_head_kv: int) -> None:
+    """Where rows do not identify their token, and where heads are grouped."""
+    head = untrained("eagle-3.1", n_head_kv)
     before = {name: value.copy() for name, value in head.tensors().items()}
-    rng = np.random.default_rng(1)
-    rows = rng.standard_normal((2000, WIDTH)).astype(np.float32)
-    tokens = rng.integers(0, 256, 2000)
+    if n_head_kv == 4:
+        rng = np.random.default_rng(1)
+        rows = rng.standard_normal((2000, WIDTH)).astype(np.float32)
+        tokens = rng.integers(0, 256, 2000)
+    else:
+        texts, parts = texts_and_rows(4, 64)
+        rows, tokens = np.concatenate(parts)[:, :WIDTH], np.concatenate(texts)
     assert set_induction_heads(head, rows, tokens, np.ones(N_VOCAB, np.int64), 1) < 0.5
     assert all(np.array_equal(before[name], value) for name, value in head.tensors().items())
-
-
-def test_grouped_heads_are_left_alone() -> None:
-    path = target()
-    with Model(path) as model:
-        weights = read_weights(path, model.info)
-    head = Eagle3Head(replace(BASE, n_head_kv=2), weights.embedding, np.arange(N_VOCAB))
-    initialise(head, weights.output, weights.output_norm, np.ones(3, np.float32), 1)
-    tokens, rows = texts_and_rows(4, 64)
-    counts = np.ones(N_VOCAB, np.int64)
-    first = np.concatenate(rows)[:, :WIDTH]
-    assert set_induction_heads(head, first, np.concatenate(tokens), counts, 1) == 0.0

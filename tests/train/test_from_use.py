@@ -267,7 +267,7 @@ def test_what_does_not_belong_together_is_refused_by_name(
         (with_store(eagle3, few), TrainError, r"few\.memory has 2 conversations .* at least 3"),
         (replace(eagle3, target=renamed), TrainError, "trained for '.*', and this target is 'some"),
         (replace(eagle3, init=perm()), TrainError, "is a llama, not a draft of kind eagle3"),
-        (replace(eagle3, max_disk_bytes=1000), TrainError, "--max-disk 1e-06 is too small"),
+        (replace(eagle3, max_disk_bytes=1000), TrainError, "give a larger --max-disk"),
     ]
     for config, error, reason in cases:
         with pytest.raises(error, match=reason):

@@ -15,9 +15,9 @@ from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train.kinds.eagle3 import Eagle3Head, HeadShape, initialise
-from pyllama_spec.train.run.chains import Pairs, chain_losses, run_chains
+from pyllama_spec.train.run.chains import Pairs, run_chains
 from pyllama_spec.train.run.export import export_head
-from pyllama_spec.train.run.objective import SoftCrossEntropy, Targets
+from pyllama_spec.train.run.objective import SoftCrossEntropy, Targets, decayed, draft_losses
 from pyllama_spec.train.run.target_weights import read_weights
 from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
@@ -28,15 +28,12 @@ Floats = npt.NDArray[np.float32]
 N_VOCAB, N_EMBD, N_DRAFT = 320, 64, 96
 SHAPE = HeadShape(
     n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD, n_embd_target=N_EMBD,
-    target_layers=(1, 2, 3), n_head=4, n_head_kv=2, n_ff=96, fc_norm=True, norm_output=True,
-    rope_base=10000.0, rms_eps=1e-5,
+    target_layers=(1, 2, 3), n_head=4, n_head_kv=2, n_ff=96, is_plain=False, rope_base=10000.0,
+    rms_eps=1e-5,
 )  # fmt: skip
-PLAIN = replace(SHAPE, fc_norm=False, norm_output=False)
 SHAPES = {
     "eagle-3.1": SHAPE,
-    "plain": PLAIN,
-    "fc_norm": replace(PLAIN, fc_norm=True),
-    "norm_output": replace(PLAIN, norm_output=True),
+    "plain": replace(SHAPE, is_plain=True),
     "two layers, all heads": replace(SHAPE, target_layers=(0, 4), n_head_kv=4),
 }
 
@@ -53,20 +50,17 @@ def random_head(shape: HeadShape, seed: int = 3) -> Eagle3Head:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in head.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-            else:
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter += noise * parameter.shape[1] ** -0.5
+            scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
     return head
 
 
-def export(head: Eagle3Head, folder: Path) -> Path:
-    path = folder / "head.gguf"
-    target = read_target(model_path("llama"))
+def export(head: Eagle3Head, folder: Path, kind: str = "f32") -> Path:
+    path, record = folder / "head.gguf", {"command": "pyllama-spec train", "tokens": 12}
     export_head(
-        head, target, path, arch="eagle3", name="test", n_ctx=512, export_type="f32", record={}
-    )
+        head, read_target(model_path("llama")), path, arch="eagle3", name="test", n_ctx=512,
+        export_type=kind, record=record,
+    )  # fmt: skip
     return path
 
 
@@ -119,8 +113,9 @@ def test_the_loss_is_the_mean_over_all_steps_of_chains_that_live(missed_share: f
             texts.tokens[start + 2] = token
     logits = all_steps(head, texts, n_steps)
     drawn = torch.Generator().manual_seed(9)
-    losses = chain_losses(
-        head, run_chains(head, texts, n_steps), texts, n_steps, decay, torch.float32, missed_share,
+    losses = draft_losses(
+        head, run_chains(head, texts, n_steps), texts, n_steps,
+        lambda steps, _: decayed(steps, decay), torch.float32, missed_share,
         torch.Generator().manual_seed(9),
     )  # fmt: skip
     total, mass, living = 0.0, 0.0, set(texts.starts.tolist())
@@ -143,12 +138,7 @@ def test_the_loss_is_the_mean_over_all_steps_of_chains_that_live(missed_share: f
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
 def test_every_type_of_file_is_loaded_by_the_drafter(kind: str, tmp_path: Path) -> None:
-    head, path = random_head(SHAPE), tmp_path / "head.gguf"
-    target = read_target(model_path("llama"))
-    record: dict[str, Any] = {"command": "pyllama-spec train", "tokens": 12}
-    export_head(
-        head, target, path, arch="eagle3", name="x", n_ctx=512, export_type=kind, record=record
-    )
+    path = export(random_head(SHAPE), tmp_path, kind)
     with Model(model_path("llama")) as model, Eagle3(path) as drafter:
         drafter.model.check_draft_of(model)
         assert drafter.target_layers == (1, 2, 3)
@@ -218,7 +208,7 @@ def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
         normed = h / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         rows = torch.from_numpy(weights.output[:N_DRAFT] * weights.output_norm)
         expected = torch.log_softmax(normed @ rows.T, -1)
-        got = torch.log_softmax(head.logits(y), -1)
+        got = torch.log_softmax(head.logits(y, torch.zeros(0)), -1)
         cosine = torch.cosine_similarity(
             got - got.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True)
         )

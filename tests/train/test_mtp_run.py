@@ -18,7 +18,7 @@ from pyllama_spec import Llama
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_table
 from pyllama_spec.train import TrainError, UseConfig, train_from_use, train_mtp
-from pyllama_spec.train.kinds.mtp import HeadFile, head_output, open_head
+from pyllama_spec.train.kinds.mtp import HeadFile, open_head
 from pyllama_spec.train.kinds.mtp_facts import FAMILIES
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
@@ -89,7 +89,7 @@ def write_head(source: HeadFile, path: Path, kind: str = "f32") -> Path:
     """The head of a file as it is, alone."""
     from pyllama_spec.gguf.writer import write_gguf
 
-    write_gguf(path, head_output(source, source.trained(), "x MTP head", {"seed": 1}, kind))
+    write_gguf(path, source.output(source.trained(), "x MTP head", {"seed": 1}, kind))
     return path
 
 
@@ -118,10 +118,10 @@ def test_what_was_not_trained_stays_byte_by_byte(kind: str, tmp_path: Path) -> N
     source = source_of("qwen35moe", quantised=kind)
     path = write_head(source, tmp_path / "head.gguf", "f16")
     before, after = read_table(source.path).tensors, read_table(path).tensors
-    trained = source.facts.trained
-    assert {*after} == {*source.facts.fixed, *trained}
+    trained = source.shape.trained
+    assert {*after} == {*source.shape.fixed, *trained}
     types = set()
-    for name in source.facts.fixed:
+    for name in source.shape.fixed:
         was, now = before[name], after[name]
         assert (was.type_id, was.shape) == (now.type_id, now.shape)
         assert _bytes(source.path, was.offset) == _bytes(path, now.offset)
@@ -144,9 +144,9 @@ def test_a_head_without_a_norm_of_its_own_gets_the_targets(tmp_path: Path) -> No
     path = head_alone(source, tmp_path / "h.gguf", "blk.2.nextn.shared_head_norm.weight")
     with Model(path) as model:
         head = open_head(path, model.info)
-    found = head.trained()[head.facts.last_norm]
+    found = head.trained()[head.shape.last_norm]
     np.testing.assert_array_equal(found, head.floats("output_norm.weight"))
-    assert head.facts.last_norm in read_table(write_head(head, tmp_path / "new.gguf")).tensors
+    assert head.shape.last_norm in read_table(write_head(head, tmp_path / "new.gguf")).tensors
 
 
 @pytest.mark.parametrize(

@@ -95,12 +95,10 @@ def course(folder: Path) -> list[dict[str, Any]]:
     return measurements
 
 
-def test_the_course_is_written_as_numbers_and_picture(trained: tuple[TrainReport, Path]) -> None:
+def test_the_course_is_written(trained: tuple[TrainReport, Path]) -> None:
     report, folder = trained
-    work = folder / "draft.gguf.train"
-    points = course(folder)
-    assert points[-1]["tokens_per_round"] == pytest.approx(report.trained.tokens_per_round, abs=0.5)
-    assert (work / "curves.png").read_bytes().startswith(b"\x89PNG")
+    last = course(folder)[-1]["tokens_per_round"]
+    assert last == pytest.approx(report.trained.tokens_per_round, abs=0.5)
 
 
 def _signal() -> None:
@@ -196,7 +194,7 @@ def test_without_room_on_the_disk_features_are_computed_as_training_goes(
 
 
 def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> None:
-    config = quick_config(tmp_path, fc_norm=False, norm_output=False)
+    config = quick_config(tmp_path, plain=True)
     report = train_eagle3(config)
     names = read_keys(report.path, lambda name: name.startswith("eagle3."))
     assert not {"eagle3.fc_norm", "eagle3.norm_output"} & set(names)
@@ -261,9 +259,6 @@ def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
 def test_bad_settings_have_a_reason(
     changes: dict[str, Any], error: type[Exception], reason: str, tmp_path: Path
 ) -> None:
-    if changes.get("device") == "cuda" and torch.cuda.is_available():
-        changes = {"device": "cuda", "n_ctx": 9}
-        reason = "is longer than"
     with pytest.raises(error, match=reason):
         train_eagle3(quick_config(tmp_path, n_tokens=100, **changes))
 

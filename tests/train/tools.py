@@ -22,6 +22,7 @@ from pyllama_spec.train import (
     MtpTrainConfig,
 )
 from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig
+from pyllama_spec.train.progress import Reporter
 from tests.models import model_path
 
 R = TypeVar("R", bound=RunConfig)
@@ -52,12 +53,12 @@ def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
 
 
 def quick_block_config(folder: Path, **changes: Any) -> DFlashTrainConfig:
-    """The same for a draft that proposes blocks: plain DFlash, and the plainest loss."""
+    """The same for a draft that proposes blocks: plain DFlash, and blocks from all positions."""
     head = DFlashHeadConfig(
         n_ff=64, n_head=4, n_head_kv=4, n_layer=1, block_size=4, markov_rank=0,
         target_layers=(0, 1, 2),
     )  # fmt: skip
-    fit = DFlashFitConfig(anchor_share=1.0, weights="decay", missed_share=1.0)
+    fit = DFlashFitConfig(anchor_share=1.0, missed_share=1.0)
     return _quick(DFlashTrainConfig, head, fit, folder, changes)
 
 
@@ -101,7 +102,7 @@ def _quick(
     return kind(target, top.pop("out", folder / "draft.gguf"), **parts, **top)
 
 
-class Interrupting:
+class Interrupting(Reporter):
     """A reporter that calls `act` when a stage reports for the n-th time."""
 
     def __init__(self, stage: str, n: int, act: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import SpeculationStats
-from pyllama_spec.speculative.controller.base import DraftDecision, DraftGain, Span
+from pyllama_spec.speculative.controller.base import DraftDecision, Span
 
 WHY = "it does not pay here"
 
@@ -37,7 +37,6 @@ def _stats(rounds: Sequence[Part], *, before: str | None = None) -> SpeculationS
         span.verify(part.n_verified)
         span.tokens = [1] * (1 + span.n_verified)
         stats.count_round(span, span.n_verified)
-        stats.count_span(span, DraftGain(0.5, 0.25, -0.75), 0.0)
         is_asked = part.asked_of == "drafter" and not part.is_retry
         stats.note_off(part.off, is_plain=not span.n_verified and not is_asked)
     return stats
@@ -129,7 +128,6 @@ def test_only_rounds_that_asked_are_counted(rounds: list[Part], asked: int, of_c
     stats = _stats(rounds)
     said = stats.as_dict()
     assert (said["asked"], said["asked_copies"]) == (asked, of_copies)
-    assert sum(counts.n_requested > 0 for counts in stats.round_counts) == asked
     total = SpeculationStats()
     total.add(stats)
     total.add(stats)
@@ -146,7 +144,6 @@ def _idle(*asked_of: Literal["", "copies", "drafter"]) -> SpeculationStats:
         span = Span(0, 0, asked_of=who, tokens=[1])
         span.decision = DraftDecision(reason="" if who == "drafter" else EARLY)
         stats.count_round(span, 0)
-        stats.count_span(span, DraftGain(), 0.0)
     return stats
 
 
@@ -163,19 +160,3 @@ def test_a_result_says_why_a_drafter_was_idle(stats: SpeculationStats, reason: s
     total = SpeculationStats()
     total.add(stats)
     assert total.idle_because == stats.idle_because
-
-
-@pytest.mark.parametrize(
-    ("n_rounds", "n_accepted", "n"), [(16, 0, 64), (20, 0, 80), (15, 0, 0), (20, 1, 0)]
-)
-def test_a_drafter_that_is_always_wrong_is_told(n_rounds: int, n_accepted: int, n: int) -> None:
-    stats = _stats([])
-    for i in range(n_rounds):
-        span = Span(0, 0, draft=Draft([1] * 4), asked_of="drafter", n_requested=8, tokens=[2])
-        span.decision = DraftDecision(8)
-        span.verify(4)
-        stats.count_round(span, n_accepted if i == 3 else 0)
-        stats.count_span(span, DraftGain(), 0.0)
-    assert stats.state == "used"
-    note = stats.as_dict()["note"]
-    assert f"0 of {n} tokens" in note if n else note is None

@@ -15,7 +15,6 @@ from pyllama_spec.cli.line_editor import LineEditor
 from pyllama_spec.files import check_no_pipe, read_text
 from pyllama_spec.llama_cpp import LlamaGrammar
 from pyllama_spec.llama_cpp import server as llama_cpp_server
-from pyllama_spec.server.programs import LogFile
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
@@ -63,8 +62,7 @@ def test_a_pipe_with_a_name_is_opened_by_nobody(tmp_path: Path) -> None:
     os.close(reading)
     os.close(writing)
     for call in (
-        lambda: LogFile(path, "serve"), lambda: LlamaGrammar.from_file(path),
-        lambda: LineEditor(path),
+        lambda: LlamaGrammar.from_file(path), lambda: LineEditor(path),
         lambda: llama_cpp_server.plan(["--config_file", str(path)], {}),
     ):  # fmt: skip
         with pytest.raises(ArgumentError):

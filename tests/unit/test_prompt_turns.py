@@ -61,10 +61,7 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(
     """With seven clients of short prompts, a long one is read within a bounded number of rounds."""
     rng = random.Random(n_short)
     pace = PromptPace(MAX_CHUNK) if kind == "paced" else None
-    limits = Limits(
-        n_ctx=4096, n_batch=MAX_CHUNK, n_outputs=MAX_CHUNK, max_chunk=MAX_CHUNK,
-        mixes_prompts=kind == "unified",
-    )  # fmt: skip
+    limits = Limits(n_ctx=4096, max_chunk=MAX_CHUNK, mixes_prompts=kind == "unified")
     n_part = MAX_CHUNK if pace is None or not n_texts else pace.n_part
     if kind == "unified":
         n_part = MAX_CHUNK - n_texts
@@ -77,7 +74,7 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(
 def test_who_generates_pauses_no_longer_than_one_part() -> None:
     """All prompts of a round share one part, however many there are."""
     pace = PromptPace(MAX_CHUNK)
-    limits = Limits(n_ctx=4096, n_batch=MAX_CHUNK, n_outputs=MAX_CHUNK, max_chunk=MAX_CHUNK)
+    limits = Limits(n_ctx=4096, max_chunk=MAX_CHUNK)
     scheduler = Scheduler(limits, pace=pace)
     for token_s in (1e-6, 1e-4, 1e-3, 2e-3, 8e-3, 1.0):
         for _ in range(20):

@@ -12,7 +12,7 @@ import pytest
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
 from pyllama_spec.speculative.controller import Span
-from pyllama_spec.speculative.scheduler import DraftBound, draft_bound, n_passes
+from pyllama_spec.speculative.scheduler import n_passes
 
 KINDS: dict[str, dict[str, Any]] = {
     "streams": {"has_streams": True, "can_fill": True},
@@ -24,18 +24,18 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def random_limits(rng: random.Random, kind: str, n_seqs: int) -> Limits:
-    """Limits as Round makes them: a batch has room for a token with logits per sequence."""
+def random_limits(rng: random.Random, kind: str, n_seqs: int) -> tuple[Limits, int, int]:
+    """Limits as Round makes them, with room for a token a sequence; tokens, logits of a decode."""
     n_batch = rng.choice([n_seqs, n_seqs + 1, 8, 16, 40, 512])
     n_batch = max(n_batch, n_seqs)
     n_draft = rng.randrange(9)
     n_outputs = min(n_batch, n_seqs * (n_draft + 1))
-    return Limits(
-        n_ctx=64, n_batch=n_batch, n_outputs=n_outputs,
-        draft_bound=DraftBound(min(n_draft, n_outputs - 1), ""),
+    limits = Limits(
+        n_ctx=64, width=min(n_outputs, 32), max_draft=min(n_draft, n_outputs - 1, 31),
         max_chunk=min(n_batch, rng.choice([4, 32, 512])), max_stepwise=rng.choice([0, 0, 3]),
         **KINDS[kind],
     )  # fmt: skip
+    return limits, n_batch, n_outputs
 
 
 def random_run(rng: random.Random, seq: int) -> SequenceRun:
@@ -61,14 +61,20 @@ def gaps(decode: Sequence[Span]) -> list[int]:
     return [span.seq + 1 + i for span in decode for i in range(span.n_gap)]
 
 
-def check(limits: Limits, spans: list[Span], decodes: Sequence[Sequence[Span]]) -> None:
+def check(
+    limits: Limits,
+    n_batch: int,
+    n_outputs: int,
+    spans: list[Span],
+    decodes: Sequence[Sequence[Span]],
+) -> None:
     """Checks the invariants of every round."""
     done = [span for decode in decodes for span in decode]
     assert sorted(map(id, done)) == sorted(map(id, spans)), "each span in one decode"
     for decode in decodes:
-        assert n_tokens(decode) <= limits.n_batch
-        outputs = sum(1 if s.n_prompt else s.n_rows for s in decode)
-        assert outputs <= limits.n_outputs
+        assert n_tokens(decode) <= n_batch
+        n_logits = sum(1 if s.n_prompt else s.n_rows for s in decode)
+        assert n_logits <= n_outputs
         ids = [span.seq for span in decode]
         assert len(set(ids)) == len(ids)
         assert not set(ids) & set(gaps(decode))
@@ -91,7 +97,7 @@ def test_random_rounds(kind: str) -> None:
     n_together = 0
     for _ in range(4000):
         n_seqs = rng.randrange(1, 9)
-        limits = random_limits(rng, kind, n_seqs)
+        limits, n_batch, n_outputs = random_limits(rng, kind, n_seqs)
         scheduler = Scheduler(limits)
         seqs = sorted(rng.sample(range(n_seqs), rng.randrange(1, n_seqs + 1)))
         rng.shuffle(seqs)
@@ -107,13 +113,13 @@ def test_random_rounds(kind: str) -> None:
             span.draft = Draft([5] * rng.randrange(span.max_draft + 1))
             span.verify(len(span.draft.ids))
         decodes = scheduler.decodes(spans)
-        check(limits, spans, decodes)
+        check(limits, n_batch, n_outputs, spans, decodes)
         n_together += any(len(decode) > 1 for decode in decodes)
     assert n_together > 500
 
 
 def test_a_short_prompt_does_not_wait_behind_long_ones() -> None:
-    scheduler = Scheduler(Limits(n_ctx=4096, n_batch=512, n_outputs=8, has_streams=True))
+    scheduler = Scheduler(Limits(n_ctx=4096, width=8, has_streams=True))
     runs = [SequenceRun(SequenceState(i, [1] * n), [1]) for i, n in enumerate((1300, 1300, 5))]
     n_read = {span.seq: span.n_prompt for span in scheduler.plan(runs)}
     assert n_read == {2: 5, 0: 512}, "in the pieces in which each would be read alone"
@@ -138,30 +144,28 @@ def test_how_often_the_engine_goes_over_the_weights(
 
 
 @pytest.mark.parametrize(
-    ("bounds", "max_draft", "reason"),
+    ("state", "max_draft"),
     [
-        ({}, 8, "its own"),
-        ({"n_draft": 8, "n_snapshots": 8, "n_rows": 9, "n_left": 9, "n_free": 9}, 8, "its own"),
-        ({"n_draft": 3}, 3, "n_draft"),
-        ({"n_draft": 5, "n_snapshots": 2}, 2, "snapshots"),
-        ({"n_rows": 8}, 7, "rows"),
-        ({"n_rows": 8, "n_seqs": 3}, 1, "rows"),
-        ({"n_rows": 8, "n_seqs": 9}, 0, "rows"),
-        ({"n_left": 1, "n_free": 5}, 0, "max_tokens"),
-        ({"n_left": 6, "n_free": 5}, 4, "context"),
-        ({"n_free": 0}, 0, "context"),
+        ({}, 8), ({"width": 8}, 7), ({"width": 8, "n_seqs": 3}, 1), ({"width": 8, "n_seqs": 9}, 0),
+        ({"n_left": 1}, 0), ({"n_left": 9}, 8), ({"n_left": 6, "n_free": 5}, 4), ({"n_free": 1}, 0),
     ],
-)
-def test_how_much_may_be_drafted(bounds: dict[str, Any], max_draft: int, reason: str) -> None:
-    bound = draft_bound(DraftBound(8, "its own"), **bounds)
-    assert bound.max_draft == max_draft
-    assert reason in bound.reason
+)  # fmt: skip
+def test_how_much_may_be_drafted(state: dict[str, int], max_draft: int) -> None:
+    n_seqs, n_past = state.get("n_seqs", 1), 100 - state.get("n_free", 99)
+    limits = Limits(n_ctx=100, width=state.get("width", 32), max_draft=8)
+    runs = [
+        SequenceRun(SequenceState(seq, [1] * (n_past + 1), n_past), [1], max_tokens=99)
+        for seq in range(n_seqs)
+    ]
+    for run in runs:
+        run.n_generated = 99 - state.get("n_left", 98)
+    assert {span.max_draft for span in Scheduler(limits).plan(runs)} == {max_draft}
 
 
 @pytest.mark.parametrize(("asked", "max_draft"), [(None, 7), (0, 0), (3, 3), (7, 7), (20, 7)])
 def test_a_request_drafts_no_more_than_it_allows(asked: int | None, max_draft: int) -> None:
     """The others of its round may draft as much as before."""
-    limits = Limits(n_ctx=99, n_batch=64, n_outputs=64, draft_bound=DraftBound(7, "its own"))
+    limits = Limits(n_ctx=99, max_draft=7)
     runs = [SequenceRun(SequenceState(seq, [1, 2], 1), [1], max_tokens=50) for seq in range(2)]
     runs[0].max_draft = asked
     for run in runs:

@@ -39,11 +39,8 @@ def load() -> list[tuple[Path, Result]]:
 
 
 def take_in(source: Path) -> None:
-    """Copies a run into docs/results/, without its record of single rounds."""
+    """Copies a run into docs/results/."""
     run: Result = json.loads(source.read_text("utf-8"))
-    for one in (run, *run.get("others", ())):
-        for prompt in one["prompts"]:
-            prompt.pop("turns", None)
     (FOLDER / source.name).write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 

@@ -5,22 +5,23 @@ from pyllama_spec.speculative.controller.base import (
     Controller,
     ControllerLimits,
     DraftDecision,
-    DraftGain,
     FixedLength,
     KnownCosts,
     Off,
     Span,
     Spent,
 )
-from pyllama_spec.speculative.controller.choice import ControllerChoice, make_controller
-from pyllama_spec.speculative.controller.profit import ProfitController
+from pyllama_spec.speculative.controller.profit import (
+    ControllerChoice,
+    ProfitController,
+    make_controller,
+)
 
 __all__ = [
     "Controller",
     "ControllerChoice",
     "ControllerLimits",
     "DraftDecision",
-    "DraftGain",
     "FixedLength",
     "KnownCosts",
     "Off",

@@ -42,17 +42,6 @@ class DraftDecision(NamedTuple):
 NOT_ASKED = DraftDecision()
 
 
-class DraftGain(NamedTuple):
-    """A controller's expectation of a draft and its outcome, for the statistics."""
-
-    n_expected: float = 0.0  # accepted tokens among the verified ones
-    gain_expected: float = 0.0  # the gain of asking, once the draft is there, in plain rounds
-    gain_realised: float | None = None  # the measured gain; None if it was not measured
-
-
-NO_GAIN = DraftGain()
-
-
 @dataclass(slots=True, eq=False)
 class Span:
     """The part of one sequence in one round: numbers only.
@@ -62,7 +51,7 @@ class Span:
 
     seq: int  # the number of the sequence
     n_past: int  # the number of its tokens in the target's memory
-    max_draft: int = 0  # the maximum number of drafted tokens (draft_bound())
+    max_draft: int = 0  # the maximum number of drafted tokens
     # The number of prompt tokens that are read; 0 to verify the pending token and its draft.
     n_prompt: int = 0
     # None if the controller is not asked: for a prompt, forced text, if nothing is ever drafted.
@@ -189,12 +178,8 @@ class Controller:
         """The number of each span's drafted tokens to verify; more than drafted means all."""
         return [len(span.draft.ids) for span in spans]
 
-    def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain] | None:
-        """Learns the committed tokens and the seconds of a round.
-
-        Returns, for the statistics, the gain of each span's draft; None or () to estimate no gain.
-        """
-        return None
+    def learn(self, spans: Sequence[Span], spent: Spent) -> None:
+        """Learns the committed tokens and the seconds of a round."""
 
     def reason_off(self, seq: int) -> str | None:
         """The reason why drafting is disabled for a sequence; None if it is enabled."""

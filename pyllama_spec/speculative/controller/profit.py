@@ -8,11 +8,12 @@ for retries. The costs are those of costs.py, the chances those of acceptance.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyllama_spec.drafters.base import DraftStop
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller.acceptance import (
     Acceptance,
     TextRatios,
@@ -20,13 +21,13 @@ from pyllama_spec.speculative.controller.acceptance import (
     next_kind,
 )
 from pyllama_spec.speculative.controller.base import (
-    NO_GAIN,
     NOT_ASKED,
     Controller,
     ControllerLimits,
     DraftDecision,
-    DraftGain,
+    FixedLength,
     KnownCosts,
+    Off,
     Span,
     Spent,
 )
@@ -487,11 +488,11 @@ class ProfitController(Controller):
 
     # ---- after a round
 
-    def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain]:
+    def learn(self, spans: Sequence[Span], spent: Spent) -> None:
         """Learns the costs, the acceptance, and whether the model pays."""
         n_done = len([span for span in spans if span.tokens])
         if not n_done:
-            return ()
+            return
         prices = self._prices_of_last
         is_idle = not any(span.n_verified or span.asks_model for span in spans)
         is_timed = not is_idle or self._n_rounds % _IDLE_EVERY == 0
@@ -499,13 +500,12 @@ class ProfitController(Controller):
             self.costs.learn(spans, spent, [self._of(span.seq).n_unread for span in spans])
         # What this round took of each, as if the machine ran as fast as the prices say.
         seconds = spent.total_s / (len(spans) * self.costs.speed)
-        gains = [
-            self._learn_text(span, prices, seconds) if span.tokens else NO_GAIN for span in spans
-        ]
+        for span in spans:
+            if span.tokens:
+                self._learn_text(span, prices, seconds)
         self._n_rounds += 1
-        return gains
 
-    def _learn_text(self, span: Span, prices: Prices, seconds: float) -> DraftGain:
+    def _learn_text(self, span: Span, prices: Prices, seconds: float) -> None:
         state, n, tokens, draft = self._of(span.seq), span.n_verified, span.tokens, span.draft
         if state.rates:
             self.acceptance.learn(draft, state.rates, state.ratios, tokens)
@@ -519,12 +519,7 @@ class ProfitController(Controller):
         self._debt = max(self._debt - _RETRY_SHARE, 0.0)
         self._pace_s = self._pace_s * _KEEP_RECENT + cost
         self._pace_tokens = self._pace_tokens * _KEEP_RECENT + len(tokens)
-        plain, n_expected, gain = prices.plain_s, state.n_expected, NO_GAIN
-        if plain > 0.0 and (by_model or n):
-            gain_expected = 1.0 + n_expected - cost / plain
-            gain = DraftGain(n_expected, gain_expected, len(tokens) - seconds / plain)
-        elif n:
-            gain = DraftGain(n_expected)
+        plain = prices.plain_s
         if not by_model:
             state.n_unread += len(tokens)
         if plain > 0.0 and (by_model or (draft.match_length and prices.is_dear_lookup)):
@@ -533,12 +528,11 @@ class ProfitController(Controller):
             if self._is_silent and prices.n_requested >= len(prices.draft) - 1:
                 # It drafted all that may be drafted: the next time it is asked for what pays.
                 n_steps = min(n_steps, max(n, 1))
-            n_tokens = 1.0 + max(n_expected, self._now_expected(span, state))
+            n_tokens = 1.0 + max(state.n_expected, self._now_expected(span, state))
             without = n_tokens - (prices.verify[n] + prices.rest) / plain
             self._learn_gain(state, span.is_retry, without, n_steps, prices)
         if by_model:
             state.n_unread, state.was_asked = len(tokens), True
-        return gain
 
     def _now_expected(self, span: Span, state: _Sequence) -> float:
         """The expected number of accepted tokens by what this round has shown, too.
@@ -593,3 +587,24 @@ class ProfitController(Controller):
             "gain": self._worth.per_round(self._prices_of_last),
             "calibration": [list(row) for row in self.acceptance.table()],
         }
+
+
+# "profit", "fixed", "off", or an object; None for profit, but fixed where p_min is given.
+ControllerChoice = str | Controller | None
+
+NAMES: Mapping[str, Callable[[], Controller]] = {
+    "profit": ProfitController,
+    "fixed": FixedLength,
+    "off": Off,
+}
+
+
+def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Controller:
+    """The controller of `controller=`."""
+    if choice is None:
+        return ProfitController() if p_min is None else FixedLength()
+    if isinstance(choice, Controller):
+        return choice
+    if not isinstance(choice, str) or choice not in NAMES:
+        raise ArgumentError("controller", choice, f"{', '.join(map(repr, NAMES))} or a Controller")
+    return NAMES[choice]()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,29 +29,13 @@ from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import hash_file
 from pyllama_spec.train.progress import interruptions
 
-# Counts up when the same settings and seed begin to give another text.
-_REVISION = 3
 # Tokens of a shard: the most that a kill can lose.
 _SHARD_TOKENS = 16_384
 # Below so many kept sequences of so many in a row the run gives up.
 _N_JUDGED, _LEAST_KEPT = 256, 8
 
-
-@dataclass(frozen=True, slots=True)
-class CorpusProgress:
-    """The progress of the corpus."""
-
-    n_answer: int  # answer tokens of finished sequences
-    n_wanted: int  # the answer tokens to collect
-    n_texts: int  # the numbers of kept and of dropped finished sequences
-    n_dropped: int
-    n_running: int  # running sequences
-    n_begun: int  # answer tokens of the running sequences so far
-
-    @property
-    def fraction(self) -> float:
-        """0.0 .. 1.0. Running sequences count on both sides, as many are left at the end."""
-        return min((self.n_answer + self.n_begun) / (self.n_wanted + self.n_begun), 1.0)
+OnProgress = Callable[[float, str], None]
+"""Gets the progress of the text, 0.0 .. 1.0, with its figures."""
 
 
 def corpus_identity(config: CorpusConfig, target_sha256: str) -> dict[str, Any]:
@@ -63,7 +45,6 @@ def corpus_identity(config: CorpusConfig, target_sha256: str) -> dict[str, Any]:
         **config.identity(),
         "target_sha256": target_sha256,
         "prompts_sha256": prompts or hash_prompt_seeds(),
-        "revision": _REVISION,
         "engine": engine_version(),
     }
 
@@ -81,7 +62,7 @@ class _Keeper:
         self._seen = Seen()
         self._dropped: Counter[str] = Counter(store.dropped)
         self._last: deque[bool] = deque(maxlen=_N_JUDGED)  # of each sequence, whether it was kept
-        self._next = store.next_number
+        self.next_number = store.next_number
         self._n_tokens = 0
         self.n_answer = store.n_answer
         self.n_kept = 0
@@ -89,18 +70,25 @@ class _Keeper:
             for sequence in store.read(shard):
                 self._note(sequence)
 
-    def progress(self, running: tuple[int, int]) -> CorpusProgress:
-        """The progress; `running` are the running sequences and their answer tokens."""
-        waiting = [len(done.tokens) - done.n_prompt for done in self._waiting.values()]
-        return CorpusProgress(
-            self.n_answer + sum(waiting), self._config.n_tokens, self.n_kept + len(waiting),
-            self.n_dropped, *running,
-        )  # fmt: skip
+    def progress(self, n_running: int, n_begun: int) -> tuple[float, str]:
+        """The progress with so many running sequences, of so many answer tokens until now.
 
-    @property
-    def next_number(self) -> int:
-        """The first task that was not filtered yet."""
-        return self._next
+        Running sequences count on both sides, as many are left at the end.
+        """
+        waiting = [len(done.tokens) - done.n_prompt for done in self._waiting.values()]
+        n_answer, n_wanted = self.n_answer + sum(waiting), self._config.n_tokens
+        note = (
+            f"{n_answer} of {n_wanted} tokens in {self.n_kept + len(waiting)} finished texts, "
+            f"{n_begun} in {n_running} unfinished ones (counted in the percentage), "
+            f"{self.n_dropped} dropped"
+        )
+        if n_answer >= n_wanted:
+            # The first of them count, and one of those is not finished yet.
+            note = (
+                f"{n_answer} tokens, enough; earlier sequences have to end first: {n_running} are "
+                "being written"
+            )
+        return min((n_answer + n_begun) / (n_wanted + n_begun), 1.0), note
 
     @property
     def n_dropped(self) -> int:
@@ -115,8 +103,8 @@ class _Keeper:
     def take(self, done: Generated) -> None:
         """Takes a sequence, and filters it once all before it were."""
         self._waiting[done.number] = done
-        while not self.is_done and (ready := self._waiting.pop(self._next, None)) is not None:
-            self._next += 1
+        while not self.is_done and (ready := self._waiting.pop(self.next_number, None)) is not None:
+            self.next_number += 1
             self._judge(ready)
             if self._n_tokens >= _SHARD_TOKENS:
                 self.flush()
@@ -178,7 +166,7 @@ class _Keeper:
                 self._features.put(self._store.n_shards, hash_tokens(sequences), features)
         finally:
             # Text is small, features are not: on a disk that is full for them it is kept still.
-            self._store.append(sequences, self._next, dict(self._dropped))
+            self._store.append(sequences, self.next_number, dict(self._dropped))
         self._kept.clear()
         self._n_tokens = 0
 
@@ -204,25 +192,21 @@ def _nothing_kept(dropped: Counter[str]) -> str:
 def build_corpus(
     model: Model,
     config: CorpusConfig,
-    folder: Path,
-    target_sha256: str,
+    store: CorpusStore,
     *,
     features: FeatureStore | None = None,
     target_layers: tuple[int, ...] = (),
     n_top: int = 0,
     n_threads: int | None = None,
-    on_progress: Callable[[CorpusProgress], None] | None = None,
+    on_progress: OnProgress = lambda fraction, note: None,
 ) -> Corpus:
     """Generates until there are config.n_tokens answer tokens; resumes an earlier run."""
-    store = CorpusStore(folder, corpus_identity(config, target_sha256))
     keeper = _Keeper(store, features, config)
     if not keeper.is_done:
-        source = make_source(model, config)
         generator = Generator(
-            model, source, config, target_layers=target_layers if features else (),
-            n_top=n_top, n_threads=n_threads,
+            model, make_source(model, config), config,
+            target_layers=target_layers if features else (), n_top=n_top, n_threads=n_threads,
         )  # fmt: skip
-
         try:
             _collect(generator, keeper, on_progress)
         finally:
@@ -234,17 +218,13 @@ def build_corpus(
     return corpus
 
 
-def _collect(
-    generator: Generator,
-    keeper: _Keeper,
-    on_progress: Callable[[CorpusProgress], None] | None,
-) -> None:
+def _collect(generator: Generator, keeper: _Keeper, on_progress: OnProgress) -> None:
     with interruptions() as interrupted:
         for done in generator.run(keeper.next_number):
             if done is not None:
                 keeper.take(done)
-            elif on_progress is not None:
-                on_progress(keeper.progress(generator.running))
+            else:
+                on_progress(*keeper.progress(*generator.running))
             if keeper.is_done:
                 return
             if interrupted.is_set():

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,14 @@ from pyllama_spec.train.corpus.generate import (
     set_top,
     top_k_of,
 )
-from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence, check_same
+from pyllama_spec.train.corpus.store import (
+    INDEX,
+    Corpus,
+    CorpusStore,
+    TextSequence,
+    check_same,
+    shard_path,
+)
 from pyllama_spec.train.files import (
     read_array,
     read_json,
@@ -42,7 +49,9 @@ from pyllama_spec.train.files import (
 )
 from pyllama_spec.train.progress import interruptions
 
-INDEX = "index.json"
+Features = Callable[[int], TargetFeatures]
+"""Gives the features of a sequence by its index; nobody writes to the arrays."""
+
 _PARTS = ("rows", "top_ids", "top_log_p")
 
 
@@ -68,16 +77,11 @@ class FeatureStore:
     def __init__(
         self, folder: Path, identity: dict[str, Any], token_bytes: int, max_bytes: float
     ) -> None:
-        self.folder, self._token_bytes, self._max_bytes = folder, token_bytes, max_bytes
+        self.folder, self.token_bytes, self._max_bytes = folder, token_bytes, max_bytes
         index = read_json(folder / INDEX)
         self._index: dict[str, Any] = index or {"identity": identity, "shards": {}}
         check_same(self._index["identity"], identity, folder)
         self._open: dict[int, list[npt.NDArray[Any]]] = {}
-
-    @property
-    def token_bytes(self) -> int:
-        """The bytes of the features of one token."""
-        return self._token_bytes
 
     @property
     def n_bytes(self) -> int:
@@ -91,14 +95,14 @@ class FeatureStore:
 
     def has_room(self, n_tokens: int) -> bool:
         """Whether the features of n tokens still fit the limit."""
-        return self.n_bytes + n_tokens * self._token_bytes <= self._max_bytes
+        return self.n_bytes + n_tokens * self.token_bytes <= self._max_bytes
 
     def put(self, shard: int, sha256: str, features: Sequence[TargetFeatures]) -> None:
         """Stores the features of a whole shard, and replaces earlier ones."""
         arrays = [np.concatenate([getattr(f, part) for f in features]) for part in _PARTS]
         n_bytes = sum(array.nbytes for array in arrays)
         for part, array in zip(_PARTS, arrays, strict=True):
-            write_array(self._path(shard, part), array)
+            write_array(shard_path(self.folder, shard, part), array)
         shards = {**self._index["shards"], str(shard): {"bytes": n_bytes, "sha256": sha256}}
         index = {**self._index, "shards": shards}
         write_json(self.folder / INDEX, index)
@@ -107,12 +111,11 @@ class FeatureStore:
     def get(self, shard: int, start: int, end: int) -> TargetFeatures:
         """The features of tokens start .. end - 1 of a shard: views of its files."""
         if shard not in self._open:
-            self._open[shard] = [read_array(self._path(shard, p), mapped=True) for p in _PARTS]
+            self._open[shard] = [
+                read_array(shard_path(self.folder, shard, p), mapped=True) for p in _PARTS
+            ]
         rows, ids, log_p = self._open[shard]
         return TargetFeatures(rows[start:end], ids[start:end], log_p[start:end])
-
-    def _path(self, shard: int, part: str) -> Path:
-        return self.folder / f"shard-{shard:05d}.{part}.npy"
 
 
 _BATCH = 512
@@ -194,13 +197,6 @@ def wanted_rows(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     wanted = np.zeros(len(mask), np.bool_)
     wanted[:-1] = mask[1:]
     return wanted
-
-
-class Features(Protocol):
-    """Features by sequence, from any source."""
-
-    def get(self, i: int) -> TargetFeatures:
-        """The features of sequence i; do not write to the arrays."""
 
 
 class FeatureSource:

@@ -235,10 +235,7 @@ class Generator:
         )  # fmt: skip
         width = len(target_layers) * model.info.n_embd
         self._collector = _Collector(target_layers, config.n_ctx, width, n_top)
-        self._round = Round(
-            self._context, self._collector, max_rows=n, max_chunk=_PREFILL,
-            max_stepwise=_MAX_STEPWISE,
-        )  # fmt: skip
+        self._round = Round(self._context, self._collector, max_rows=n, max_stepwise=_MAX_STEPWISE)
         self._places = [_Place(SequenceState(seq)) for seq in range(n)]
 
     @property

@@ -84,7 +84,7 @@ def sample(indices: Sequence[int], corpus: Corpus, source: Features, n_layers: i
     n = 0
     for i in indices:
         # The last token of a sequence may have no row.
-        layers = source.get(i).rows[:-1].reshape(len(corpus.sequences[i].tokens) - 1, n_layers, -1)
+        layers = source(i).rows[:-1].reshape(len(corpus.sequences[i].tokens) - 1, n_layers, -1)
         squares = squares + np.einsum("nld,nld->ld", layers, layers, dtype=np.float64)
         n += layers.shape[0]
         rows.append(layers[:, 0].astype(np.float32))

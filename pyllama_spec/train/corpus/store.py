@@ -48,6 +48,11 @@ class TextSequence:
         return 0 if self.missed is None else int(self.missed.sum())
 
 
+def shard_path(folder: Path, shard: int, part: str) -> Path:
+    """The file of one part of a shard."""
+    return folder / f"shard-{shard:05d}.{part}.npy"
+
+
 class CorpusStore:
     """The shards of a folder."""
 
@@ -87,10 +92,6 @@ class CorpusStore:
         """The number of a shard's tokens."""
         return int(self._index["shards"][shard]["n_tokens"])
 
-    def path(self, shard: int, part: str) -> Path:
-        """The file of one part of a shard."""
-        return self.folder / f"shard-{shard:05d}.{part}.npy"
-
     def append(
         self, sequences: Sequence[TextSequence], next_number: int, dropped: dict[str, int]
     ) -> None:
@@ -102,9 +103,9 @@ class CorpusStore:
             mask = np.concatenate([s.mask for s in sequences]).astype(np.uint8)
             starts = np.cumsum([0, *(len(s.tokens) for s in sequences[:-1])])
             table = [(a, s.number, s.is_greedy) for a, s in zip(starts, sequences, strict=True)]
-            write_array(self.path(shard, "tokens"), tokens)
-            write_array(self.path(shard, "mask"), mask)
-            write_array(self.path(shard, "table"), np.array(table, dtype=np.int64))
+            write_array(shard_path(self.folder, shard, "tokens"), tokens)
+            write_array(shard_path(self.folder, shard, "mask"), mask)
+            write_array(shard_path(self.folder, shard, "table"), np.array(table, dtype=np.int64))
             entry = {
                 "n_sequences": len(sequences), "n_tokens": len(tokens),
                 "n_answer": int(mask.sum()), "sha256": hash_tokens(sequences),
@@ -115,9 +116,9 @@ class CorpusStore:
 
     def read(self, shard: int) -> list[TextSequence]:
         """The sequences of a shard."""
-        tokens = read_array(self.path(shard, "tokens"))
-        mask = read_array(self.path(shard, "mask")).astype(np.bool_)
-        table = read_array(self.path(shard, "table"))
+        tokens = read_array(shard_path(self.folder, shard, "tokens"))
+        mask = read_array(shard_path(self.folder, shard, "mask")).astype(np.bool_)
+        table = read_array(shard_path(self.folder, shard, "table"))
         ends = [*table[1:, 0], len(tokens)]
         return [
             TextSequence(int(number), tokens[start:end], mask[start:end], bool(is_greedy))

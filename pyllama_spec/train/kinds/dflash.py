@@ -23,18 +23,18 @@ to find it by its position.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as nnf
 from torch import Tensor
 
 from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.train.config import DFlashFitConfig, DFlashTrainConfig
+from pyllama_spec.train.config import DFlashTrainConfig
 from pyllama_spec.train.corpus.selection import token_counts
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.attention import Span, attend, spans_of
@@ -50,7 +50,7 @@ from pyllama_spec.train.run.head import (
 )
 from pyllama_spec.train.run.init_draft import InitDraft, Keys
 from pyllama_spec.train.run.kind import Inputs, Kind, sample_of
-from pyllama_spec.train.run.objective import Losses, SoftCrossEntropy, Targets, is_likeliest
+from pyllama_spec.train.run.objective import Step, StepLoss, by_expected_length, that_go_on
 from pyllama_spec.train.run.texts import Texts
 
 # The initial scale of a layer's output, and the random part of a layer input's map.
@@ -70,6 +70,8 @@ _SHARPNESS, _STRENGTH, _NOISE = 1.4, 6.0, 0.2
 _LAST_ROW, _SURE = 1.0, 50.0
 # The minimum share of rows; with fewer a slot looks like a row of features.
 _MIN_SURE = 0.98
+# The share of a depth's weight for tokens that the draft never gets right.
+_ALPHA = 0.5
 # Pairs of a head's numbers that tell positions: enough to be sharp, few enough to be told apart.
 _PAIRS = 4
 
@@ -81,10 +83,7 @@ class DFlashShape(DraftShape):
     n_layer: int  # draft layers
     block_size: int  # slots of a block
     mask_token: int  # the target's id of the token in unknown slots
-    causal: bool  # whether a slot sees only those before it
     markov_rank: int  # the rank of the matrix of followers; 0 for none
-    confidence: bool  # whether each slot reports a confidence
-    sample_from_anchor: bool  # whether the first slot drafts
 
     def __post_init__(self) -> None:
         DraftShape.__post_init__(self)
@@ -95,8 +94,11 @@ class DFlashShape(DraftShape):
 
     @property
     def first_slot(self) -> int:
-        """The first slot of a block that drafts."""
-        return 0 if self.sample_from_anchor else 1
+        """The first slot of a block that drafts.
+
+        Readers of a file without a matrix of followers expect no token of the anchor's slot.
+        """
+        return 0 if self.markov_rank else 1
 
     @property
     def n_steps(self) -> int:
@@ -109,12 +111,11 @@ class DFlashShape(DraftShape):
             **DraftShape.keys(self),
             "block_count": self.n_layer,
             "block_size": self.block_size,
-            "attention.causal": self.causal,
+            "attention.causal": False,
         }
         if self.markov_rank:
             # Both are written: readers have different defaults.
-            keys["sample_from_anchor"] = self.sample_from_anchor
-            keys["has_confidence_head"] = self.confidence
+            keys |= {"sample_from_anchor": True, "has_confidence_head": False}
         return keys
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -138,8 +139,6 @@ class DFlashShape(DraftShape):
                 "markov_w1.weight": (self.n_vocab, r),
                 "markov_w2.weight": (self.n_draft_vocab, r),
             }
-        if self.confidence:
-            sizes |= {"conf_proj.weight": (1, d + r), "conf_proj.bias": (1,)}
         return sizes
 
 
@@ -189,7 +188,6 @@ class DFlashHead(DraftHead):
         ids = torch.full((len(anchors), len(slots)), shape.mask_token, device=anchors.device)
         ids[:, 0] = anchors
         rotation = self._angles(positions[:, None] + slots)
-        hidden = slots > slots[:, None] if shape.causal else None
         h = self.embedding[ids]
         for i in range(shape.n_layer):
             block = f"blk.{i}"
@@ -197,39 +195,16 @@ class DFlashHead(DraftHead):
             q = self._heads(x, f"{block}.attn_q.weight")
             q = _rotated(self._norm(q, f"{block}.attn_q_norm.weight"), rotation)
             own = self._keys_values(x, block, rotation)
-            attended = attend(q.to(own[1].dtype), _as(injected[i], own[1]), _as(own, own[1]),
-                              spans, hidden)  # fmt: skip
+            attended = attend(q.to(own[1].dtype), _as(injected[i], own[1]), _as(own, own[1]), spans)
             h = h + self._linear(attended.flatten(-2), f"{block}.attn_output.weight").float()
             h = self._feed_forward(h, block)
         return self._norm(h, "output_norm.weight")
 
-    def followers(self, tokens: Tensor) -> Tensor | None:
-        """The rows of the follower matrix for tokens [c]: [c, rank]; None without one."""
-        return self.weight("markov_w1.weight")[tokens] if self.shape.markov_rank else None
-
-    def step_logits(self, y: Tensor, before: Tensor) -> Tensor:
-        """The logits of slots.
-
-        Args:
-            y: [c, n_embd], rows of blocks().
-            before: [c] int64, the token before the drafted one.
-
-        Returns:
-            [c, n_draft_vocab].
-        """
-        logits, low = self.logits(y), self.followers(before)
-        return logits if low is None else logits + self._linear(low, "markov_w2.weight")
-
-    def confidence(self, y: Tensor, before: Tensor) -> Tensor:
-        """The logit of a slot token's acceptance: [c]; see step_logits().
-
-        It is trained, but no gradient flows into its inputs.
-        """
-        low = self.followers(before)
-        assert low is not None
-        row = torch.cat((y.detach(), low.detach().to(y.dtype)), dim=-1)
-        logits: Tensor = self._linear(row, "conf_proj.weight")[:, 0] + self.weight("conf_proj.bias")
-        return logits
+    def followers(self, tokens: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """See DraftHead."""
+        if not self.shape.markov_rank:
+            return None, None
+        return self.weight("markov_w1.weight")[tokens], self.weight("markov_w2.weight")
 
 
 def _as(pair: tuple[Tensor, Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
@@ -274,9 +249,8 @@ def initialise(
         # A channel that hardly varies carries little information, however small it is.
         floor = 0.1 * np.median(channel_rms)
         fc /= torch.from_numpy(np.maximum(channel_rms, max(floor, 1e-6)).astype(np.float32))
-        for name in ("markov_w2.weight", "conf_proj.weight", "conf_proj.bias"):
-            if head.has(name):
-                head.weight(name).zero_()
+        if shape.markov_rank:
+            head.weight("markov_w2.weight").zero_()
         head.weight("output.weight").copy_(target_output(head, output, output_norm))
 
 
@@ -290,22 +264,18 @@ def block_rows(head: DFlashHead, texts: Texts) -> Tensor:
     return rows[:, head.shape.first_slot :]
 
 
-def drafted(texts: Texts, n_steps: int) -> Tensor:
-    """Where a block drafts a token to learn: [c, n_steps] bool.
-
-    It ends where its text does, where a token need not be learned, and after a token that the draft
-    vocabulary lacks: no draft continues there.
-    """
+def run_blocks(head: DFlashHead, texts: Texts) -> Iterator[Step]:
+    """The steps of the blocks from all starts; see that_go_on() for their ends."""
     ends, owner = texts.ends()
-    starts, last = texts.starts, len(texts.tokens) - 1
-    runs, out = torch.ones_like(starts, dtype=torch.bool), []
-    for depth in range(n_steps):
-        at = starts + depth + 1
-        runs = runs & (at + 1 < ends[owner[starts]]) & texts.learned[(at + 1).clamp(max=last)]
-        if depth:
-            runs = runs & texts.in_vocab[at.clamp(max=last)]
-        out.append(runs)
-    return torch.stack(out, dim=1)
+    rows = block_rows(head, texts)
+    blocks = torch.arange(len(texts.starts), device=ends.device)
+    for depth in range(head.shape.n_steps):
+        starts = texts.starts[blocks]
+        step = Step(depth, blocks, rows[blocks, depth], starts + depth + 1)
+        yield step
+        blocks = blocks[that_go_on(step, texts, ends[owner[starts]])]
+        if not len(blocks):
+            return
 
 
 def with_fewer(texts: Texts, share: float, generator: torch.Generator) -> Texts:
@@ -313,128 +283,6 @@ def with_fewer(texts: Texts, share: float, generator: torch.Generator) -> Texts:
     n = len(texts.starts)
     kept = torch.randperm(n, generator=generator)[: max(round(share * n), 1)].sort().values
     return replace(texts, starts=texts.starts[kept.to(texts.starts.device)])
-
-
-@dataclass(slots=True)
-class _Step:
-    """One depth of all blocks that reach it."""
-
-    blocks: Tensor  # [m] int64, the indices of the blocks in Texts.starts
-    losses: Tensor  # [m] float32 with a gradient
-    mass: Tensor  # [m] float32, the share of the target's distribution in the draft vocabulary
-    q: Tensor  # [m] float32, the draft's probability of the text's token
-    best: Tensor  # [m] int64, the likeliest draft id
-    right: Tensor  # [m] bool, whether best is the text's token
-
-
-def block_losses(
-    head: DFlashHead,
-    texts: Texts,
-    fit: DFlashFitConfig,
-    dtype: torch.dtype,
-    generator: torch.Generator,
-) -> Losses:
-    """The loss of the blocks from all starts."""
-    n_steps, device = head.shape.n_steps, texts.tokens.device
-    rows, runs = block_rows(head, texts), drafted(texts, n_steps)
-    output = head.weight("output.weight")
-    if not output.requires_grad:
-        output = output.to(dtype)  # once for all depths
-    by_depth, hits = [0.0] * n_steps, [0.0] * n_steps
-    steps: list[_Step] = []
-    goes_on = torch.ones(len(texts.starts), dtype=torch.bool, device=device)
-    reached, doubt = goes_on, torch.zeros((), device=device)
-    n_doubt = 0
-    for depth in range(n_steps):
-        blocks = (goes_on & runs[:, depth]).nonzero()[:, 0]
-        if not len(blocks):
-            break
-        y, at = rows[blocks, depth], texts.starts[blocks] + depth + 1
-        step, right_pick = _step(head, y, output, texts, blocks, at, fit.hard_share, dtype)
-        steps.append(step)
-        by_depth[depth] = float(step.losses.detach().sum() / step.mass.sum().clamp(min=1e-6))
-        hits[depth] = float(right_pick.float().mean())
-        if head.shape.confidence:
-            is_reached = reached[blocks]
-            logit = head.confidence(y[is_reached], texts.tokens[at[is_reached]])
-            doubt = doubt + nnf.binary_cross_entropy_with_logits(
-                logit.float(), step.right[is_reached].float(), reduction="sum"
-            )
-            n_doubt += int(is_reached.sum())
-        right = torch.zeros_like(goes_on)
-        right[blocks] = step.right
-        reached = reached & right
-        lucky = torch.rand(len(blocks), generator=generator).to(device) < fit.missed_share
-        goes_on = right.index_put((blocks,), step.right | lucky)
-    total = _weighted(steps, len(texts.starts), fit) + doubt / max(n_doubt, 1)
-    return Losses(total, by_depth, hits)
-
-
-def _step(
-    head: DFlashHead, y: Tensor, output: Tensor, texts: Texts, blocks: Tensor, at: Tensor,
-    hard_share: float, dtype: torch.dtype,
-) -> tuple[_Step, Tensor]:  # fmt: skip
-    """Computes one depth, and where its pick is the target's likeliest token."""
-    token = texts.tokens[at + 1]
-    label = torch.searchsorted(head.d2t, token).clamp(max=len(head.d2t) - 1)
-    known = head.d2t[label] == token
-    soft_ids, soft_p = texts.target_ids[at], texts.target_p[at]
-    ids, p = soft_ids, soft_p
-    if hard_share:
-        ids = torch.cat((ids, label[:, None]), dim=1)
-        p = torch.cat(((1 - hard_share) * p, hard_share * known[:, None].float()), dim=1)
-    low = head.followers(texts.tokens[at])
-    bias = None if low is None else head.weight("markov_w2.weight")
-    losses, best, log_q = SoftCrossEntropy.apply(
-        y, output, low, bias, Targets(ids, p, label), dtype
-    )
-    q = torch.where(known, log_q.exp(), torch.zeros_like(log_q))
-    right = known & (best == label)
-    step = _Step(blocks, losses, p.float().sum(-1), q, best, right)
-    return step, is_likeliest(best, soft_ids, soft_p)
-
-
-def _weighted(steps: list[_Step], n_blocks: int, fit: DFlashFitConfig) -> Tensor:
-    """The weighted sum of all losses.
-
-    "decay": the mean over all steps, one at depth s counting step_decay ** s. "dpace": with q the
-    draft's probability of the text's token and q' = (1 - alpha) q + alpha, a block is expected to
-    have S = q'_0 + q'_0 q'_1 + ... tokens accepted; a step counts what S has of products that its
-    own q' stands in, and the sum is divided by the number of blocks. The weights have no gradient.
-    """
-    if fit.weights == "decay":
-        parts = [fit.step_decay**s * step.losses.sum() for s, step in enumerate(steps)]
-        mass = sum(fit.step_decay**s * float(step.mass.sum()) for s, step in enumerate(steps))
-        return torch.stack(parts).sum() / max(mass, 1e-6)
-    device = steps[0].q.device
-    survival = torch.zeros(n_blocks, len(steps), device=device)
-    product = torch.ones(n_blocks, device=device)
-    for s, step in enumerate(steps):
-        product = product.index_put(
-            (step.blocks,),
-            product[step.blocks] * ((1 - fit.dpace_alpha) * step.q + fit.dpace_alpha),
-        )
-        survival[step.blocks, s] = product[step.blocks]
-    weights = survival.flip(1).cumsum(1).flip(1)
-    parts = [(weights[step.blocks, s] * step.losses).sum() for s, step in enumerate(steps)]
-    return torch.stack(parts).sum() / n_blocks
-
-
-def count_accepted(head: DFlashHead, texts: Texts) -> Tensor:
-    """The number of accepted tokens of the block from each start, [n_starts] int64 on the CPU."""
-    n_accepted = torch.zeros(len(texts.starts), dtype=torch.int64)
-    with torch.no_grad():
-        rows, runs = block_rows(head, texts), drafted(texts, head.shape.n_steps)
-        goes_on = torch.ones(len(texts.starts), dtype=torch.bool, device=rows.device)
-        for depth in range(head.shape.n_steps):
-            blocks = (goes_on & runs[:, depth]).nonzero()[:, 0]
-            at = texts.starts[blocks] + depth + 1
-            # As far as a draft is right, the token before is the text's.
-            logits = head.step_logits(rows[blocks, depth], texts.tokens[at])
-            right = head.d2t[logits.argmax(-1)] == texts.tokens[at + 1]
-            n_accepted[blocks.cpu()] += right.cpu().long()
-            goes_on = torch.zeros_like(goes_on).index_put((blocks,), right)
-    return n_accepted
 
 
 def set_induction_heads(
@@ -456,7 +304,7 @@ def set_induction_heads(
     """
     shape = head.shape
     d, size = shape.n_embd, shape.head_size
-    if not shape.sample_from_anchor or shape.n_head != shape.n_head_kv or d != shape.n_embd_target:
+    if shape.first_slot or shape.n_head != shape.n_head_kv or d != shape.n_embd_target:
         return 0.0
     used = max(int(_SHARE * shape.n_head), 1) * size
     n = used // size * (size // 2)
@@ -616,10 +464,7 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
             n_layer=keys.number("block_count"),
             block_size=keys.number("block_size"),
             mask_token=keys.number(MASK_KEY),
-            causal=bool(keys.values["attention.causal"]),
             markov_rank=keys.sizes.get("markov_w2.weight", (0, 0))[1],
-            confidence=bool(keys.values.get("has_confidence_head", False)),
-            sample_from_anchor=bool(keys.values.get("sample_from_anchor", False)),
             **keys.common(),
         )
 
@@ -627,14 +472,11 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         """See Kind."""
         wanted = self.config.head
         return DFlashShape(
-            **self.common_sizes(start, grouped=not wanted.from_anchor),
+            **self.common_sizes(start, grouped=not wanted.markov_rank),
             n_layer=wanted.n_layer,
             block_size=wanted.block_size,
             mask_token=self._mask_token,
-            causal=wanted.causal,
             markov_rank=wanted.markov_rank,
-            confidence=wanted.confidence,
-            sample_from_anchor=wanted.from_anchor,
         )
 
     def new_head(self, start: Inputs, reporter: Reporter) -> DFlashHead:
@@ -649,7 +491,7 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         r2 = set_induction_heads(
             head, seen.rows, seen.tokens, seen.last, counts, seen.channel_rms, seed
         )
-        if self.config.head.from_anchor:
+        if self.config.head.markov_rank:
             reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
         piece = self.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
         reporter.line(f"mask token: {mask} ({piece!r})")
@@ -661,17 +503,18 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         self.n_steps = head.shape.n_steps
         return head
 
-    def losses(
-        self, head: DFlashHead, texts: Texts, dtype: torch.dtype, generator: torch.Generator
-    ) -> Losses:
+    def asked(self, head: DFlashHead, texts: Texts, generator: torch.Generator) -> Texts:
         """See Kind: blocks begin at some of the positions."""
-        fit, texts = self.config.fit, self.asked(head, texts, generator)
-        texts = with_fewer(texts, fit.anchor_share, generator)
-        return block_losses(head, texts, fit, dtype, generator)
+        texts = super().asked(head, texts, generator)
+        return with_fewer(texts, self.config.fit.anchor_share, generator)
 
-    def n_accepted(self, head: DFlashHead, texts: Texts) -> Tensor:
+    def steps(self, head: DFlashHead, texts: Texts) -> Iterator[Step]:
         """See Kind."""
-        return count_accepted(head, texts)
+        return run_blocks(head, texts)
+
+    def weighted(self, steps: Sequence[StepLoss], n_drafts: int) -> Tensor:
+        """See Kind."""
+        return by_expected_length(steps, n_drafts, _ALPHA)
 
     def keys(self, head: DFlashHead) -> dict[str, Any]:
         """The mask token, in place of one that the target's tokenizer names."""

@@ -36,8 +36,9 @@ from pyllama_spec.train.run.head import (
     normed,
     target_output,
 )
-from pyllama_spec.train.run.init_draft import InitDraft, Keys
+from pyllama_spec.train.run.init_draft import Keys
 from pyllama_spec.train.run.kind import ChainKind, Inputs, sample_of
+from pyllama_spec.train.run.target_weights import default_layers
 
 # The share of induction heads; the others are free.
 _SHARE = 2 / 3
@@ -51,13 +52,7 @@ _STRENGTH = 6.0
 class HeadShape(DraftShape):
     """The sizes of a head; see DraftShape."""
 
-    fc_norm: bool  # options of EAGLE-3.1
-    norm_output: bool
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the head uses no option of EAGLE-3.1."""
-        return not self.fc_norm and not self.norm_output
+    is_plain: bool  # whether it has no norm of EAGLE-3.1 (arXiv 2605.09992)
 
     def keys(self) -> dict[str, Any]:
         """The keys of the GGUF, without the architecture's prefix."""
@@ -67,7 +62,7 @@ class HeadShape(DraftShape):
             "vocab_size": self.n_vocab,
             "target_hidden_size": self.n_embd_target,
             # Only where they are on: stock llama.cpp does not know them.
-            **{flag: True for flag in ("fc_norm", "norm_output") if getattr(self, flag)},
+            **({} if self.is_plain else {"fc_norm": True, "norm_output": True}),
         }
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -75,7 +70,7 @@ class HeadShape(DraftShape):
         d, t, n_layers = self.n_embd, self.n_embd_target, len(self.target_layers)
         return {
             "fc.weight": (d, n_layers * t),
-            **{f"enc.output_norm.{i}.weight": (t,) for i in range(n_layers) if self.fc_norm},
+            **{f"enc.output_norm.{i}.weight": (t,) for i in range(n_layers) if not self.is_plain},
             "blk.0.attn_norm.weight": (d,),
             "blk.0.attn_norm_2.weight": (d,),
             **self.attention_and_ffn("blk.0", 2 * d),
@@ -97,7 +92,7 @@ class Eagle3Head(ChainHead):
 
     def rows_of(self, features: Tensor) -> Tensor:
         """See ChainHead; features are [n, n_layers * n_embd_target] float32."""
-        if self.shape.fc_norm:
+        if not self.shape.is_plain:
             parts = features.split(self.shape.n_embd_target, dim=-1)
             normed = [
                 self._norm(part, f"enc.output_norm.{i}.weight") for i, part in enumerate(parts)
@@ -134,7 +129,7 @@ class Eagle3Head(ChainHead):
         h = h + self._linear(attended.flatten(-2), "blk.0.attn_output.weight").float()
         h = self._feed_forward(h, "blk.0")
         y = self._norm(h, "output_norm.weight")
-        return (y if self.shape.norm_output else h), y
+        return (h if self.shape.is_plain else y), y
 
 
 def initialise(
@@ -162,7 +157,7 @@ def initialise(
         fc = head.weight("fc.weight")
         if d == t:
             fc[:, -t:] += torch.eye(d)
-        if not shape.fc_norm:  # rows of about unit size, as normed ones are
+        if shape.is_plain:  # rows of about unit size, as normed ones are
             scale = 1.0 / np.maximum(feature_rms, 1e-6)
             fc *= torch.from_numpy(scale.astype(np.float32)).repeat_interleave(t)
         head.weight("output.weight").copy_(target_output(head, output, output_norm))
@@ -221,7 +216,7 @@ def _fit(
 ) -> tuple[Tensor, float]:
     """The map [n, n_embd_target] from the first layer input to `wanted`, and its R^2."""
     x = torch.from_numpy(rows.astype(np.float64))
-    if head.shape.fc_norm:
+    if not head.shape.is_plain:
         x = normed(x, head.shape.rms_eps)
     return fit_token_map(x, wanted[torch.from_numpy(tokens)])
 
@@ -253,7 +248,7 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
         """A remark on options that stock llama.cpp does not load."""
-        if not self.config.head.is_plain or len(layers) == 3:
+        if not self.config.head.plain or len(layers) == 3:
             return []
         n = len(layers)
         return [f"stock llama.cpp takes 3 target layers, and does not load a head with {n}"]
@@ -266,17 +261,13 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
             n_vocab=keys.number("vocab_size"),
             n_draft_vocab=n_draft_vocab,
             n_embd_target=keys.number("target_hidden_size"),
-            fc_norm=bool(keys.values.get("fc_norm", False)),
-            norm_output=bool(keys.values.get("norm_output", False)),
+            is_plain=not keys.values.get("norm_output", False),
             **keys.common(),
         )
 
     def shape(self, start: Inputs) -> HeadShape:
         """See Kind."""
-        wanted = self.config.head
-        return HeadShape(
-            **self.common_sizes(start), fc_norm=wanted.fc_norm, norm_output=wanted.norm_output
-        )
+        return HeadShape(**self.common_sizes(start), is_plain=self.config.head.plain)
 
     def new_head(self, start: Inputs, reporter: Reporter) -> Eagle3Head:
         """A head initialised with induction heads and the target's output."""
@@ -289,14 +280,13 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
         reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
         return head
 
-    def copied_share(self, head: Eagle3Head) -> float:
-        """See Kind: stock llama.cpp, for which a plain head is, does not copy."""
-        return 1.0 if head.shape.is_plain else super().copied_share(head)
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See Kind."""
+        return default_layers(n_layer, is_plain=self.config.head.plain)
 
-    def max_ngrams(self, init: InitDraft | None) -> int:
-        """See Kind: a draft that begins with a plain one is for stock llama.cpp too."""
-        is_plain = init is not None and isinstance(init.shape, HeadShape) and init.shape.is_plain
-        return 0 if is_plain and self.config.n_ngrams is None else super().max_ngrams(init)
+    def is_for_stock(self, head: Eagle3Head) -> bool:
+        """See Kind."""
+        return head.shape.is_plain
 
 
 KIND = Eagle3Kind

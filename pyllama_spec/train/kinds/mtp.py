@@ -20,7 +20,7 @@ they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from pyllama_spec.engine import Model, ModelInfo
 from pyllama_spec.engine.model import HEAD_ROWS
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.reader import GgufTensor, read_keys, read_table
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.values import read_floats, read_stored
@@ -42,10 +43,9 @@ from pyllama_spec.train.corpus.draft_vocab import DraftVocab, choose_draft_vocab
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import hash_file
-from pyllama_spec.train.kinds.mtp_facts import TABLES, HeadFacts, check_window, read_facts
-from pyllama_spec.train.progress import Reporter, SilentReporter
+from pyllama_spec.train.kinds.mtp_facts import TABLES, MtpShape, read_shape
+from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.chains import ChainHead, Pairs
-from pyllama_spec.train.run.head import DraftShape
 from pyllama_spec.train.run.init_draft import InitDraft, check_finite, check_same, n_seen
 from pyllama_spec.train.run.kind import ChainKind, Inputs
 
@@ -53,41 +53,14 @@ Floats = npt.NDArray[np.float32]
 
 # The least sum of a token's weights that the engine divides by.
 _LEAST_SUM = 6.103515625e-5
+# Losses and measurements look at the most frequent ids: as many as a head chooses from that drafts
+# over a part of the vocabulary (drafters/output_part.py).
+_N_LOSS_VOCAB = 16_384
 # Keys about the file itself, and not about its model.
 _OWN_KEYS = (
     "general.architecture", "general.name", "general.type", "general.file_type",
     "general.quantization_version", "general.alignment", "split.", "pyllama_spec.",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class MtpShape(DraftShape):
-    """The sizes of a head; see DraftShape. n_draft_vocab counts the tokens in the loss."""
-
-    facts: HeadFacts  # further facts of the file's head
-
-    def __post_init__(self) -> None:
-        """Checks nothing: the engine has loaded a head of these sizes."""
-
-    @property
-    def head_size(self) -> int:
-        """The size of an attention head, which need not divide the width."""
-        return self.facts.head_size
-
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the trained tensors, and of the output rows in the loss."""
-        trained = {name: tuple(size) for name, size in self.facts.trained.items()}
-        return {**trained, "output.weight": (self.n_draft_vocab, self.n_embd)}
-
-
-def shape_of_head(facts: HeadFacts, n_draft_vocab: int) -> MtpShape:
-    """The shape of a file's head."""
-    return MtpShape(
-        n_vocab=facts.n_vocab, n_draft_vocab=n_draft_vocab, n_embd=facts.n_embd,
-        n_embd_target=facts.n_embd, target_layers=(HEAD_ROWS,), n_head=facts.n_head,
-        n_head_kv=facts.n_head_kv, n_ff=0, rope_base=facts.rope_base, rms_eps=facts.rms_eps,
-        facts=facts,
-    )  # fmt: skip
 
 
 class MtpHead(ChainHead):
@@ -107,8 +80,7 @@ class MtpHead(ChainHead):
         fixed: Mapping[str, Floats],
     ) -> None:  # fmt: skip
         super().__init__(shape, embedding, d2t)
-        self.shape, self.facts = shape, shape.facts
-        n_rot = self.facts.n_rot
+        self.shape, n_rot = shape, shape.n_rot
         pairs = torch.arange(0, n_rot, 2, dtype=torch.float64) / max(n_rot, 1)
         angles = (shape.rope_base**-pairs).float()
         self.register_buffer("frequencies", angles, persistent=False)
@@ -124,18 +96,18 @@ class MtpHead(ChainHead):
 
     def _fixed(self, name: str) -> Tensor:
         """The fixed tensors of the block."""
-        value: Tensor = getattr(self, _of(self.facts.tensor(name)))
+        value: Tensor = getattr(self, _of(self.shape.tensor(name)))
         return value
 
     def _block(self, x: Tensor, name: str) -> Tensor:
         """The product with a matrix of the block, plus its bias if it has one."""
-        y = self._linear(x, self.facts.tensor(name))
-        if self.facts.has(name, "bias"):
-            y = y + self.weight(self.facts.tensor(name, "bias"))
+        y = self._linear(x, self.shape.tensor(name))
+        if self.shape.has(name, "bias"):
+            y = y + self.weight(self.shape.tensor(name, "bias"))
         return y
 
     def _block_norm(self, x: Tensor, name: str) -> Tensor:
-        return self._norm(x, self.facts.tensor(name))
+        return self._norm(x, self.shape.tensor(name))
 
     def rows_of(self, features: Tensor) -> Tensor:
         """See ChainHead: the rows are the target's own."""
@@ -150,19 +122,19 @@ class MtpHead(ChainHead):
 
     def queries(self, pairs: Pairs, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """See ChainHead; the queries are scaled for scores by the root of their size."""
-        facts, normed = self.facts, pairs.read
-        if facts.n_latent:
-            gate = self._block(normed, "attn_gate")[..., None] if facts.has("attn_gate") else None
+        shape, normed = self.shape, pairs.read
+        if shape.n_latent:
+            gate = self._block(normed, "attn_gate")[..., None] if shape.has("attn_gate") else None
             return self._latent_queries(normed, positions), gate
-        q, gate = self._block(normed, "attn_q").unflatten(-1, (facts.n_head, -1)), None
-        if facts.family.attention == "gated":
+        q, gate = self._block(normed, "attn_q").unflatten(-1, (shape.n_head, -1)), None
+        if shape.family.attention == "gated":
             q, gate = q.chunk(2, dim=-1)
         return self._turn(self._head_norm(q, "attn_q_norm"), positions), gate
 
     def keys_and_values(self, pairs: Pairs, positions: Tensor) -> tuple[Tensor, Tensor]:
         """See ChainHead."""
         normed = pairs.read
-        if self.facts.n_latent:
+        if self.shape.n_latent:
             latent, k = self._latent_row(normed)
             keys = torch.cat((latent, self._turn(k, positions)), dim=-1)
             return keys, torch.cat((latent, torch.zeros_like(k)), dim=-1)
@@ -173,52 +145,52 @@ class MtpHead(ChainHead):
         self, pairs: Pairs, attended: Tensor, gate: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See ChainHead."""
-        if self.facts.n_latent:
-            latent = attended[..., : self.facts.n_latent]
+        if self.shape.n_latent:
+            latent = attended[..., : self.shape.n_latent]
             attended = torch.einsum("hvr,nhr->nhv", self._fixed("attn_v_b"), latent)
         if gate is not None:
             attended = attended * torch.sigmoid(gate)
         attended_out = self._block(attended.flatten(-2), "attn_output").float()
-        before, x = self.facts.family.ffn_norm, pairs.rows
+        before, x = self.shape.family.ffn_norm, pairs.rows
         if before:
             x = x + attended_out
             x = x + self._feed(self._block_norm(x, before))
         else:  # beside attention
             x = x + attended_out + self._feed(pairs.read)
         row = self._last_norm(x)
-        return row, row * self.facts.logit_scale
+        return row, row * self.shape.logit_scale
 
     def _heads_of(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.facts.n_head_kv, -1))
+        return x.unflatten(-1, (self.shape.n_head_kv, -1))
 
     def _head_norm(self, x: Tensor, name: str) -> Tensor:
-        return self._block_norm(x, name) if self.facts.has(name) else x
+        return self._block_norm(x, name) if self.shape.has(name) else x
 
     def _latent_queries(self, normed: Tensor, positions: Tensor) -> Tensor:
         """The queries of latent attention, with their rotated part after."""
-        facts = self.facts
-        if facts.has("attn_q"):
+        shape = self.shape
+        if shape.has("attn_q"):
             q = self._block(normed, "attn_q")
         else:
             low = self._block_norm(self._block(normed, "attn_q_a"), "attn_q_a_norm")
             q = self._block(low, "attn_q_b")
-        q = q.unflatten(-1, (facts.n_head, facts.head_size))
-        plain, turned = q.split((facts.head_size - facts.n_rot, facts.n_rot), dim=-1)
+        q = q.unflatten(-1, (shape.n_head, shape.head_size))
+        plain, turned = q.split((shape.head_size - shape.n_rot, shape.n_rot), dim=-1)
         absorbed = torch.einsum("hrm,nhm->nhr", self._fixed("attn_k_b"), plain)
         out = torch.cat((absorbed, self._turn(turned, positions)), dim=-1)
         # attend() divides by the root of what a query has; here it is that of a head's own size.
-        scaled: Tensor = out * (out.shape[-1] / facts.head_size) ** 0.5
+        scaled: Tensor = out * (out.shape[-1] / shape.head_size) ** 0.5
         return scaled
 
     def _latent_row(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         """The latent row shared by all heads, and the rotated part of its key: [n, 1, ..]."""
-        facts = self.facts
+        shape = self.shape
         row = self._block(normed, "attn_kv_a_mqa")[:, None]
-        latent, k = row.split((facts.n_latent, facts.n_rot), dim=-1)
+        latent, k = row.split((shape.n_latent, shape.n_rot), dim=-1)
         return self._block_norm(latent, "attn_kv_a_norm"), k.float()
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        n_rot, kind = self.facts.n_rot, self.facts.family.rope
+        n_rot, kind = self.shape.n_rot, self.shape.family.rope
         if not n_rot:
             return x
         cos, sin = self._angles(positions)
@@ -233,22 +205,22 @@ class MtpHead(ChainHead):
 
     def _feed(self, x: Tensor) -> Tensor:
         """The feed-forward output, [n, n_embd] float32."""
-        facts = self.facts
-        if not facts.n_used:
+        shape = self.shape
+        if not shape.n_used:
             return self._dense(x, "").float()
         out = self._routed(x)
-        if facts.has("ffn_up_shexp"):
+        if shape.has("ffn_up_shexp"):
             shared = self._dense(x, "_shexp").float()
-            if facts.has("ffn_gate_inp_shexp"):
-                gate = self.weight(facts.tensor("ffn_gate_inp_shexp")).view(1, -1)
+            if shape.has("ffn_gate_inp_shexp"):
+                gate = self.weight(shape.tensor("ffn_gate_inp_shexp")).view(1, -1)
                 shared = shared * torch.sigmoid(nnf.linear(x, gate))
             out = out + shared
-            out = out if facts.family.ffn_norm else out / 2
+            out = out if shape.family.ffn_norm else out / 2
         return out
 
     def _dense(self, x: Tensor, end: str) -> Tensor:
         up = self._block(x, f"ffn_up{end}")
-        if self.facts.family.is_squared:
+        if self.shape.family.is_squared:
             return self._block(nnf.relu(up).square(), f"ffn_down{end}")
         return self._block(nnf.silu(self._block(x, f"ffn_gate{end}")) * up, f"ffn_down{end}")
 
@@ -261,7 +233,7 @@ class MtpHead(ChainHead):
             rows, slot = (chosen == expert).nonzero(as_tuple=True)
             one = x[rows]
             inner = nnf.linear(one, up[expert])
-            if self.facts.family.is_squared:
+            if self.shape.family.is_squared:
                 inner = nnf.relu(inner).square()
             else:
                 gate = self._fixed("ffn_gate_exps")[expert]
@@ -277,28 +249,28 @@ class MtpHead(ChainHead):
 
         In float32 for any dtype of the products: a rounded score selects another expert.
         """
-        facts = self.facts
+        shape = self.shape
         with torch.autocast(x.device.type, enabled=False):
             scores = nnf.linear(x.float(), self._fixed("ffn_gate_inp"))
-        p = scores.softmax(-1) if facts.gating == 1 else torch.sigmoid(scores)
+        p = scores.softmax(-1) if shape.gating == 1 else torch.sigmoid(scores)
         biased = p
         for name in ("exp_probs_b.bias", "exp_probs_b", "exp_probs_b.weight"):
-            whole = f"blk.{facts.block}.{name}"
-            biased = p + getattr(self, _of(whole)) if whole in facts.fixed else biased
-        chosen = biased.topk(facts.n_used, dim=-1).indices
+            whole = f"blk.{shape.block}.{name}"
+            biased = p + getattr(self, _of(whole)) if whole in shape.fixed else biased
+        chosen = biased.topk(shape.n_used, dim=-1).indices
         shares = p.gather(-1, chosen)
-        if facts.is_normed:
+        if shape.is_normed:
             shares = shares / shares.sum(-1, keepdim=True).clamp(min=_LEAST_SUM)
-        return chosen, shares * facts.expert_scale
+        return chosen, shares * shape.expert_scale
 
     def _last_norm(self, x: Tensor) -> Tensor:
         """The output of the last norm, [n, n_embd] float32."""
-        if not self.facts.family.has_centred_norm:
-            return self._norm(x, self.facts.last_norm)
+        if not self.shape.family.has_centred_norm:
+            return self._norm(x, self.shape.last_norm)
         x = x.float()
         centred = x - x.mean(-1, keepdim=True)
-        scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.facts.last_eps)
-        return centred * scale * self.weight(self.facts.last_norm)
+        scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.shape.last_eps)
+        return centred * scale * self.weight(self.shape.last_norm)
 
     def trained(self) -> dict[str, Any]:
         """The trained tensors by GGUF name, float32."""
@@ -315,7 +287,7 @@ class HeadFile:
     """A head in a file."""
 
     path: Path  # the path of the file
-    facts: HeadFacts  # the facts of the head
+    shape: MtpShape  # the shape of the head
     tensors: Mapping[str, GgufTensor]  # the tensor table of the file
 
     def floats(self, name: str) -> Floats:
@@ -324,91 +296,71 @@ class HeadFile:
 
     def check(self) -> None:
         """Raises if a weight of the head is damaged; reads one tensor at a time."""
-        fixed = (name for name in self.facts.fixed if name not in TABLES)
-        for name in (*self.facts.trained, *fixed):
+        for name in (*self.shape.trained, *self._fixed):
             self._own_weights(name)
 
     def trained(self) -> dict[str, Floats]:
         """The trained tensors by name; raises as check() does."""
-        return {name: self._own_weights(name) for name in self.facts.trained}
+        return {name: self._own_weights(name) for name in self.shape.trained}
 
     def fixed(self) -> dict[str, Floats]:
         """The block's fixed tensors without the vocabulary tables; raises as check() does."""
-        own = map(self.facts.tensor, ("nextn.embed_tokens", "nextn.shared_head_head"))
+        return {name: self._own_weights(name) for name in self._fixed}
+
+    @property
+    def _fixed(self) -> list[str]:
+        own = map(self.shape.tensor, ("nextn.embed_tokens", "nextn.shared_head_head"))
         tables = {*TABLES, *own}
-        return {name: self._own_weights(name) for name in self.facts.fixed if name not in tables}
+        return [name for name in self.shape.fixed if name not in tables]
 
     def _own_weights(self, name: str) -> Floats:
         """A tensor of the head. A head without a last norm uses the target's."""
         values = self.floats(name if name in self.tensors else "output_norm.weight")
-        wanted = tuple(self.facts.trained.get(name, values.shape))
+        wanted = self.shape.trained.get(name, values.shape)
         if values.shape != wanted:
             raise TrainError(f"{self.path.name}: {name} is of {values.shape}, not {wanted}")
         check_finite(self.path, name, values)
         return values
 
-    def own_table(self, name: str) -> Floats | None:
-        """The head's own vocabulary table; None if it uses the target's."""
-        whole = self.facts.tensor(name)
-        return self.floats(whole) if whole in self.tensors else None
+    def table(self, name: str, targets: Floats) -> Floats:
+        """The head's own table of the vocabulary, else the target's."""
+        whole = self.shape.tensor(name)
+        return self.floats(whole) if whole in self.tensors else targets
+
+    def output(
+        self, trained: Mapping[str, Floats], name: str, record: Mapping[str, Any], export_type: str
+    ) -> Output:
+        """The content of a file with the head alone; fixed tensors are copied as they are."""
+        keys = read_keys(self.path, lambda key: not key.startswith(_OWN_KEYS))
+        own = {f"pyllama_spec.train.{key}": value for key, value in record.items()}
+        tensors: list[PlannedTensor] = []
+        for fixed in (self.tensors[name] for name in self.shape.fixed):
+            values, stored = read_stored(self.path, fixed)
+            tensors.append(PlannedTensor(fixed.name, fixed.shape, values=values, stored=stored))
+        tensors += [PlannedTensor.of_weights(*tensor) for tensor in trained.items()]
+        return Output(self.shape.arch, name, own, keys, tensors, cast(ExportType, export_type))
 
 
 def open_head(path: Path, info: ModelInfo) -> HeadFile:
-    """Reads the facts of a head without its weights."""
-    return HeadFile(path, read_facts(path, info), read_table(path).tensors)
+    """Reads the shape of a head without its weights."""
+    return HeadFile(path, read_shape(path, info), read_table(path).tensors)
 
 
-def open_head_for(path: Path, target: Model) -> HeadFile:
+def _open_head_for(path: Path, target: ModelInfo) -> HeadFile:
     """Opens the initial head of a run: the target's, or that of a file made for it."""
-    info, its_info = _info(path), target.info
-    check_same(
-        path,
-        ("architecture", info.arch, its_info.arch),
-        ("rows", info.n_embd, its_info.n_embd),
-        ("a vocabulary", info.n_vocab, its_info.n_vocab),
-        ("layers", info.n_layer, its_info.n_layer),
-    )
-    return open_head(path, info)
-
-
-def read_head_draft(path: Path, target: Model) -> InitDraft:
-    """Reads the initial head of a run with its weights; raises as open_head_for() does."""
-    head = open_head_for(path, target)
-    record = read_keys(path, lambda name: name.startswith("pyllama_spec.train."))
-    n_tokens, n_text = n_seen({name: key.value for name, key in record.items()})
-    return InitDraft(
-        path.name, hash_file(path), shape_of_head(head.facts, head.facts.n_vocab),
-        np.arange(head.facts.n_vocab, dtype=np.int64), head.trained(), None, n_tokens, n_text,
-    )  # fmt: skip
-
-
-def _info(path: Path) -> ModelInfo:
-    """A file's ModelInfo. The engine loads the head and checks its tensors against the keys."""
     if not path.exists():
         raise TrainError(f"init={path} does not exist; check its path")
+    # The engine checks the head's tensors against the keys.
     with Model(path, load_mtp=True, repack=False) as model:
-        return model.info
-
-
-def head_output(
-    head: HeadFile,
-    trained: Mapping[str, Floats],
-    name: str,
-    record: Mapping[str, Any],
-    export_type: str,
-) -> Output:
-    """The content of a file with the head alone."""
-    keys = read_keys(head.path, lambda key: not key.startswith(_OWN_KEYS))
-    own = {f"pyllama_spec.train.{key}": value for key, value in record.items()}
-    tensors = [_raw(head.path, head.tensors[name]) for name in head.facts.fixed]
-    tensors += [PlannedTensor.of_weights(*tensor) for tensor in trained.items()]
-    return Output(head.facts.arch, name, own, keys, tensors, cast(ExportType, export_type))
-
-
-def _raw(path: Path, tensor: GgufTensor) -> PlannedTensor:
-    """A tensor in its stored type."""
-    values, stored = read_stored(path, tensor)
-    return PlannedTensor(tensor.name, tensor.shape, values=values, stored=stored)
+        info = model.info
+    check_same(
+        path,
+        ("architecture", info.arch, target.arch),
+        ("rows", info.n_embd, target.n_embd),
+        ("a vocabulary", info.n_vocab, target.n_vocab),
+        ("layers", info.n_layer, target.n_layer),
+    )
+    return open_head(path, info)
 
 
 class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
@@ -424,53 +376,64 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
     def __init__(self, config: MtpTrainConfig, model: Model) -> None:
         super().__init__(config, model)
         self.n_steps = config.fit.n_steps
-        self._source = open_head_for(config.begun_with, model)
-        check_window(
-            self._source.facts, config.begun_with.name, config.corpus.n_ctx, config.fit.n_steps
-        )
+        self._source = _open_head_for(config.begun_with, model.info)
+        window, n_ctx = self._source.shape.n_window, config.corpus.n_ctx
+        # Training lets each token see all before it.
+        if window and n_ctx + self.n_steps > window:
+            raise ArgumentError(
+                "n_ctx", n_ctx, f"at most {window - self.n_steps}: the MTP head of "
+                f"{config.begun_with.name} attends only to the last {window} tokens, "
+                f"{self.n_steps} of them drafted",
+            )  # fmt: skip
         self._source.check()  # before hours of text
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See Kind: the rows that the target's own head reads."""
+        return (HEAD_ROWS,)
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
         """A remark on the fixed tensors."""
-        has_experts = any(name.endswith("_exps.weight") for name in self._source.facts.fixed)
+        has_experts = self._source.shape.n_used > 0
         return ["its experts and their router stay as they are"] if has_experts else []
 
     def read_draft(self, path: Path) -> InitDraft:
         """See Kind."""
-        return read_head_draft(path, self.model)
+        head = _open_head_for(path, self.model.info)
+        record = read_keys(path, lambda name: name.startswith("pyllama_spec.train."))
+        n_tokens, n_text = n_seen({name: key.value for name, key in record.items()})
+        return InitDraft(
+            path.name, hash_file(path), head.shape, np.arange(head.shape.n_vocab, dtype=np.int64),
+            head.trained(), None, n_tokens, n_text,
+        )  # fmt: skip
 
     def shape(self, start: Inputs) -> MtpShape:
         """See Kind."""
-        return shape_of_head(self._source.facts, len(start.vocab.d2t))
+        return replace(self._source.shape, n_draft_vocab=len(start.vocab.d2t))
 
     def vocab(self, sequences: Sequence[TextSequence], init: InitDraft | None) -> DraftVocab:
-        """The ids in losses and measurements; see MtpFitConfig."""
+        """The ids in losses and measurements; the head itself keeps all ids of the target."""
         n_vocab, always = self.model.info.n_vocab, ending_tokens(self.model.vocab)
-        size = max(min(self.config.fit.n_loss_vocab, n_vocab), len(set(always)))
+        size = max(min(_N_LOSS_VOCAB, n_vocab), len(set(always)))
         return choose_draft_vocab(sequences, n_vocab, size, always)
 
     def new_head(self, start: Inputs, reporter: Reporter) -> MtpHead:
         """The file's head."""
         source, weights, d2t = self._source, start.weights, start.vocab.d2t
-        embedding, output = source.own_table("nextn.embed_tokens"), weights.output
-        own_output = source.own_table("nextn.shared_head_head")
-        output = output if own_output is None else own_output
-        embedding = weights.embedding if embedding is None else embedding
+        embedding = source.table("nextn.embed_tokens", weights.embedding)
+        output = source.table("nextn.shared_head_head", weights.output)
         head = MtpHead(self.shape(start), embedding, d2t, source.fixed())
         head.load_tensors({**source.trained(), "output.weight": output[d2t]})
         return head
 
     def known_head(self, start: Inputs, init: InitDraft) -> MtpHead:
         """The file's head: it is the one that the run continues."""
-        return self.new_head(start, SilentReporter())
+        return self.new_head(start, Reporter())
 
     def output(
         self, head: MtpHead, name: str, record: Mapping[str, Any], export_type: str
     ) -> Output:
         """The content of a file with a head alone."""
-        return head_output(
-            self._source, head.trained(), f"{name} {self.title}", record, export_type
-        )
+        return self._source.output(head.trained(), f"{name} {self.title}", record, export_type)
 
 
 KIND = MtpKind

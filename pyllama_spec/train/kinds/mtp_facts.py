@@ -1,4 +1,4 @@
-"""The facts of a GGUF's MTP head, and whether it can be trained. Imports no PyTorch.
+"""The shape of a GGUF's MTP head, and whether it can be trained.
 
 A head is one block after the layers. It norms the embedding of a token and a row, joins them by a
 matrix, and goes through attention and a feed-forward part like a layer's. What that part is depends
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine import ModelInfo
-from pyllama_spec.engine.model import most_heads
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.engine.model import HEAD_ROWS, most_heads
+from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.gguf.reader import GgufTensor, read_gguf
 from pyllama_spec.train.errors import TrainError
+from pyllama_spec.train.run.head import DraftShape
 
 _SOFTMAX, _SIGMOID = 1, 2
 """Of expert_gating_func, as the engine numbers them."""
@@ -93,29 +94,38 @@ def head_note(info: ModelInfo, name: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadFacts:
-    """The facts of a trainable head, of JSON types."""
+class MtpShape(DraftShape):
+    """The shape of a trainable head; see DraftShape. n_draft_vocab counts the tokens in the loss.
+
+    n_head_kv is 1 if attention is latent.
+    """
 
     arch: str  # general.architecture of the file
     block: int  # the number of its block
-    n_embd: int  # the file's sizes
-    n_vocab: int
-    n_head: int  # the sizes of its attention; n_head_kv is 1 if it is latent
-    n_head_kv: int
-    head_size: int  # the size of a head's query, for latent attention without the absorbed part
+    n_key: int  # the size of a head's query, for latent attention without the absorbed part
     n_rot: int  # how many numbers of it RoPE rotates; 0 for none
     n_latent: int  # the size of the row that latent attention reads; otherwise 0
-    rope_base: float  # constants; last_eps is for the norm before the output
-    rms_eps: float
-    last_eps: float
+    last_eps: float  # the constant of the norm before the output
     n_window: int  # the most tokens that it attends to; 0 for all
     n_used: int  # experts per token; 0 without experts
     gating: int  # 1 softmax, 2 sigmoid
     is_normed: bool  # whether the weights of a token's experts sum to one
     expert_scale: float  # a factor on these weights
     logit_scale: float  # a factor on logits
-    trained: dict[str, list[int]]  # the shapes of trained tensors by name: [n_out, n_in] or [n]
-    fixed: list[str]  # the names of tensors that stay unchanged, the vocabulary's tables included
+    trained: dict[str, tuple[int, ...]]  # the shapes of trained tensors: [n_out, n_in] or [n]
+    fixed: tuple[str, ...]  # tensors that stay unchanged, the vocabulary's tables included
+
+    def __post_init__(self) -> None:
+        """Checks nothing: the engine has loaded a head of these sizes."""
+
+    @property
+    def head_size(self) -> int:
+        """The size of an attention head, which need not divide the width."""
+        return self.n_key
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the trained tensors, and of the output rows in the loss."""
+        return {**self.trained, "output.weight": (self.n_draft_vocab, self.n_embd)}
 
     @property
     def family(self) -> Family:
@@ -133,83 +143,53 @@ class HeadFacts:
 
     @property
     def last_norm(self) -> str:
-        """The name of the norm before the output, which every written head has."""
-        return last_norm(self.arch, self.block)
+        """The norm before the output, which every written head has."""
+        ling = self.arch == "bailingmoe3"
+        return self.tensor("layer_output_norm" if ling else "nextn.shared_head_norm")
 
 
-def last_norm(arch: str, block: int) -> str:
-    """The name of a head's own last norm."""
-    name = "layer_output_norm" if arch == "bailingmoe3" else "nextn.shared_head_norm"
-    return f"blk.{block}.{name}.weight"
-
-
-def check_head(info: ModelInfo, name: str) -> None:
-    """Raises if the file's head cannot be trained, by its ModelInfo alone."""
+def read_shape(path: Path, info: ModelInfo) -> MtpShape:
+    """Reads the shape of a file's head. Raises if it cannot be trained."""
     if not info.n_heads:
-        raise UnsupportedError(f"{name} ({info.arch}) has no MTP head to train; {_OTHER}")
+        raise UnsupportedError(f"{path.name} ({info.arch}) has no MTP head to train; {_OTHER}")
     if info.n_heads > 1:
         raise UnsupportedError(
-            f"{name} has {info.n_heads} MTP heads, and training takes one alone; {_OTHER}"
+            f"{path.name} has {info.n_heads} MTP heads, and training takes one alone; {_OTHER}"
         )
     if info.arch not in FAMILIES:
         why = REFUSED.get(info.arch, "training has no graph of it")
-        raise UnsupportedError(
-            f"{name}: the MTP head of architecture {info.arch!r} cannot be trained: {why}; {_OTHER}"
-        )
-
-
-def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
-    """Reads the facts of a file's head."""
-    check_head(info, path.name)
-    file = read_gguf(path, lambda name: name.startswith((f"{info.arch}.", "split.count")))
-    parts = file.keys.pop("split.count", None)
-    if parts is not None and parts.value > 1:
-        raise TrainError(
-            f"{path.name} is one of {parts.value} files, and its head may be in another one: "
-            "give the merged file"
-        )
+        raise _refused(path, f"architecture {info.arch!r}: {why}")
+    file = read_gguf(path, lambda name: name.startswith(f"{info.arch}."))
     keys = _Keys(path, info.arch, {n: k.value for n, k in file.keys.items()})
-    block = keys.number("block_count") - 1
-    keys.block = block
-    tensors = file.tensors
-    family = FAMILIES[info.arch]
+    block = keys.block = keys.number("block_count") - 1
+    tensors, family = file.tensors, FAMILIES[info.arch]
     _check_keys(path, keys, tensors)
-    names = _block_names(path, tensors, block, family)
     fixed = [name for name in TABLES if name in tensors]
-    trained: dict[str, list[int]] = {}
-    for name in names:
+    trained: dict[str, tuple[int, ...]] = {}
+    for name in _block_names(path, tensors, block, family):
         if _is_fixed(tensors[name], name):
             fixed.append(name)
         else:
-            trained[name] = list(tensors[name].shape)
-    trained[last_norm(info.arch, block)] = [info.n_embd]
+            trained[name] = tensors[name].shape
     n_head = keys.number("attention.head_count")
-    return HeadFacts(
-        arch=info.arch, block=block, n_embd=info.n_embd, n_vocab=info.n_vocab, n_head=n_head,
-        **_attention(keys, tensors, family, n_head),
-        rope_base=keys.real("rope.freq_base", 10000.0),
-        rms_eps=keys.real("attention.layer_norm_rms_epsilon"),
-        last_eps=keys.real(
-            "attention.layer_norm_epsilon" if family.has_centred_norm
-            else "attention.layer_norm_rms_epsilon"
-        ),
+    rms_eps = keys.real("attention.layer_norm_rms_epsilon")
+    has_experts = f"blk.{block}.ffn_gate_inp.weight" in tensors
+    shape = MtpShape(
+        n_vocab=info.n_vocab, n_draft_vocab=info.n_vocab, n_embd=info.n_embd,
+        n_embd_target=info.n_embd, target_layers=(HEAD_ROWS,), n_head=n_head, n_ff=0,
+        rope_base=keys.real("rope.freq_base", 10000.0), rms_eps=rms_eps,
+        arch=info.arch, block=block, **_attention(keys, tensors, family, n_head),
+        last_eps=keys.real("attention.layer_norm_epsilon") if family.has_centred_norm else rms_eps,
         n_window=keys.number("attention.sliding_window", 0),
-        **_experts(keys, family, f"blk.{block}.ffn_gate_inp.weight" in tensors),
-        logit_scale=keys.real("logit_scale", 1.0),
-        trained=trained, fixed=fixed,
+        **_experts(path, keys, family, has_experts),
+        logit_scale=keys.real("logit_scale", 1.0), trained=trained, fixed=tuple(fixed),
     )  # fmt: skip
+    trained[shape.last_norm] = (info.n_embd,)
+    return shape
 
 
-def check_window(facts: HeadFacts, name: str, n_ctx: int, n_steps: int) -> None:
-    """Raises unless a text and a draft after it fit a head's window.
-
-    Training lets each token see all before it.
-    """
-    if facts.n_window and n_ctx + n_steps > facts.n_window:
-        raise ArgumentError(
-            "n_ctx", n_ctx, f"at most {facts.n_window - n_steps}: the MTP head of {name} attends "
-            f"only to the last {facts.n_window} tokens, {n_steps} of them drafted",
-        )  # fmt: skip
+def _refused(path: Path, why: str) -> UnsupportedError:
+    return UnsupportedError(f"{path.name}: the MTP head cannot be trained: {why}; {_OTHER}")
 
 
 class _Keys:
@@ -232,26 +212,14 @@ class _Keys:
     def real(self, name: str, default: float | None = None) -> float:
         return float(self.get(name, default))
 
-    def has(self, name: str) -> bool:
-        return f"{self._arch}.{name}" in self._values
-
 
 def _check_keys(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> None:
-    """Raises for positions, attention or experts that training does not support."""
-    factors = [name for name in tensors if name.startswith("rope_f")]
-    scaled = keys.has("rope.scaling.factor") and keys.real("rope.scaling.factor") != 1.0
-    if factors or scaled:
-        what = factors[0] if factors else "rope.scaling.factor"
-        raise UnsupportedError(
-            f"{path.name}: the MTP head cannot be trained: {what} scales its positions, which "
-            f"training does not compute; {_OTHER}"
-        )
-    for name, usual in (("attention.scale", 0.0), ("expert_group_count", 1.0)):
-        if keys.has(name) and keys.real(name) > usual:
-            raise UnsupportedError(
-                f"{path.name}: the MTP head cannot be trained: {name} is {keys.real(name):g}, "
-                f"which training does not compute; {_OTHER}"
-            )
+    """Raises for positions, attention or experts that training does not compute."""
+    usual = {"rope.scaling.factor": 1.0, "attention.scale": 0.0, "expert_group_count": 1.0}
+    odd = [name for name in tensors if name.startswith("rope_f")]
+    odd += [name for name, value in usual.items() if keys.real(name, value) not in (0.0, value)]
+    if odd:
+        raise _refused(path, f"training does not compute what {odd[0]} says")
 
 
 def _is_fixed(tensor: GgufTensor, name: str) -> bool:
@@ -295,14 +263,12 @@ def _block_names(
     missing = [name for name in needed if name not in own]
     if missing:
         raise TrainError(
-            f"{path.name} has no tensor {prefix}{missing[0]}.weight: its head is incomplete"
+            f"{path.name} has no tensor {prefix}{missing[0]}.weight: its head is incomplete; if "
+            "the model is split, give the merged file"
         )
     unknown = sorted(own.difference(needed, optional))
     if unknown:
-        raise UnsupportedError(
-            f"{path.name}: the MTP head cannot be trained: training does not know its tensor "
-            f"{prefix}{unknown[0]}; {_OTHER}"
-        )
+        raise _refused(path, f"training does not know its tensor {prefix}{unknown[0]}")
     return names
 
 
@@ -313,7 +279,7 @@ def _attention(
     if family.attention == "latent":
         return {
             "n_head_kv": 1,
-            "head_size": keys.number("attention.key_length_mla"),
+            "n_key": keys.number("attention.key_length_mla"),
             "n_rot": keys.number("rope.dimension_count"),
             "n_latent": keys.number("attention.kv_lora_rank"),
         }
@@ -321,10 +287,10 @@ def _attention(
     size = tensors[f"blk.{keys.block}.attn_q.weight"].shape[0] // n_head // n_parts
     n_rot = 0 if family.rope == "none" else keys.number("rope.dimension_count", size)
     n_kv = keys.number("attention.head_count_kv")
-    return {"n_head_kv": n_kv, "head_size": size, "n_rot": n_rot, "n_latent": 0}
+    return {"n_head_kv": n_kv, "n_key": size, "n_rot": n_rot, "n_latent": 0}
 
 
-def _experts(keys: _Keys, family: Family, has_experts: bool) -> dict[str, Any]:
+def _experts(path: Path, keys: _Keys, family: Family, has_experts: bool) -> dict[str, Any]:
     """The selection and weighting of experts."""
     if not has_experts:
         return {"n_used": 0, "gating": 0, "is_normed": False, "expert_scale": 1.0}
@@ -332,10 +298,8 @@ def _experts(keys: _Keys, family: Family, has_experts: bool) -> dict[str, Any]:
     if not family.gating_is_fixed:
         gating = keys.number("expert_gating_func", family.gating or None) or family.gating
     if gating not in (_SOFTMAX, _SIGMOID):
-        raise UnsupportedError(
-            f"the MTP head cannot be trained: its experts are chosen by function {gating}, and "
-            f"training knows softmax and sigmoid; {_OTHER}"
-        )
+        why = f"its experts are chosen by function {gating}, and training knows softmax and sigmoid"
+        raise _refused(path, why)
     normed = family.normed
     return {
         "n_used": keys.number("expert_used_count"),

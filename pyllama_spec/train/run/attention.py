@@ -45,11 +45,9 @@ def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
 def attend(
     q: Tensor,  # [c, b, n_head, size], the queries of b rows of each draft
     features: tuple[Tensor, Tensor],  # keys and values of features, each [n, n_head_kv, size]
-    # keys and values of the drafts' own rows, each [c, e, n_head_kv, size]; may be empty
-    own: tuple[Tensor, Tensor],
+    # keys and values of the drafts' own rows, each [c, e, n_head_kv, size]
+    own: tuple[Tensor, Tensor] | None,
     spans: list[Span],  # drafts and features by sequence
-    # [b, e] bool, which own rows a query does not see; None if it sees all
-    hidden: Tensor | None = None,
 ) -> Tensor:
     """Attention of every draft over features up to its start and its own rows.
 
@@ -63,14 +61,11 @@ def attend(
     def spread(x: Tensor) -> Tensor:
         return x.repeat_interleave(groups, dim=-2) if groups > 1 else x
 
-    own_k, own_v = own
     by_head = q.transpose(1, 2)  # [c, n_head, b, size]
     own_scores = q.new_empty(c, n_head, b, 0, dtype=torch.float32)
-    if own_k.numel():
-        own_values = spread(own_v).transpose(1, 2)  # [c, n_head, e, size]
-        own_scores = (by_head @ spread(own_k).permute(0, 2, 3, 1)).float() * scale
-        if hidden is not None:
-            own_scores = own_scores.masked_fill(hidden, float("-inf"))
+    if own is not None:
+        own_values = spread(own[1]).transpose(1, 2)  # [c, n_head, e, size]
+        own_scores = (by_head @ spread(own[0]).permute(0, 2, 3, 1)).float() * scale
     out: list[Tensor] = []
     for span in spans:
         keys = spread(features[0][span.rows]).permute(1, 2, 0)  # [n_head, size, m]
@@ -84,7 +79,7 @@ def attend(
         weights = torch.cat([scores, drafted_scores], dim=-1).softmax(-1).to(q.dtype)
         mixed = weights[..., :m].reshape(n_head, n * b, m) @ values
         mixed = mixed.view(n_head, n, b, size).transpose(0, 1)  # [n, n_head, b, size]
-        if own_k.numel():
+        if own is not None:
             mixed = mixed + weights[..., m:].transpose(0, 1) @ own_values[span.drafts]
         out.append(mixed.transpose(1, 2))
     return torch.cat(out)

@@ -26,9 +26,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyllama_spec.train.run.attention import Span, attend, spans_of
+from pyllama_spec.train.run.attention import attend, spans_of
 from pyllama_spec.train.run.head import DraftHead
-from pyllama_spec.train.run.objective import Losses, is_likeliest, soft_cross_entropy
+from pyllama_spec.train.run.objective import Step, that_go_on
 from pyllama_spec.train.run.texts import Texts
 
 
@@ -101,45 +101,7 @@ class ChainHead(DraftHead):
         return self.pair(texts.tokens, rows)
 
 
-class OwnRows:
-    """The keys and values of the drafts' own rows: one row per draft and step."""
-
-    def __init__(self) -> None:
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Adds a step: the keys and values of one row per draft, both [c, n_head_kv, size]."""
-        self._keys.append(keys)
-        self._values.append(values)
-
-    def keep(self, drafts: Tensor) -> None:
-        """Keeps the rows of some drafts; `drafts` are indices, [c'] int64."""
-        self._keys = [keys[drafts] for keys in self._keys]
-        self._values = [values[drafts] for values in self._values]
-
-    def attend(self, q: Tensor, features: tuple[Tensor, Tensor], spans: list[Span]) -> Tensor:
-        """Attention of one query per draft, [c, n_head, size], to features and all own rows."""
-        none = q.new_empty(0)
-        keys = torch.stack(self._keys, 1) if self._keys else none
-        values = torch.stack(self._values, 1) if self._values else none
-        return attend(q[:, None], features, (keys, values), spans)[:, 0]
-
-
-@dataclass(slots=True)
-class ChainStep:
-    """One step of all running chains."""
-
-    depth: int  # the depth s
-    chains: Tensor  # [c] int64, the indices of the chains in Texts.starts
-    y: Tensor  # [c, n_embd] float32, the rows that give logits
-    # [c] int64: the index of the token that was read; the target's distribution is there
-    at: Tensor
-    # [c] bool, set by the loop over the steps: which chains make another step
-    goes_on: Tensor | None = None
-
-
-def run_chains(head: ChainHead, texts: Texts, n_steps: int) -> Iterator[ChainStep]:
+def run_chains(head: ChainHead, texts: Texts, n_steps: int) -> Iterator[Step]:
     """Runs n_steps steps from every start, all chains at once; see that_go_on() for their ends."""
     ends, owner = texts.ends()
     pairs = head._pairs_of(texts, ends)
@@ -147,90 +109,27 @@ def run_chains(head: ChainHead, texts: Texts, n_steps: int) -> Iterator[ChainSte
     chains = torch.arange(len(texts.starts), device=ends.device)
     starts = texts.starts
     at = starts + head.offset
-    pairs, own_rows = pairs[at], OwnRows()
-    own = pairs.rows
+    pairs = pairs[at]
+    row = pairs.rows
+    own_keys: list[Tensor] = []  # of each step, [c, n_head_kv, size]
+    own_values: list[Tensor] = []
     for depth in range(n_steps):
         positions = texts.positions[at] + depth
         if depth:
-            pairs = head.pair(texts.tokens[starts + depth + 1], own)
-            own_rows.append(*head.keys_and_values(pairs, positions))
+            pairs = head.pair(texts.tokens[starts + depth + 1], row)
+            keys, values = head.keys_and_values(pairs, positions)
+            own_keys.append(keys)
+            own_values.append(values)
         q, gate = head.queries(pairs, positions)
-        attended = own_rows.attend(q, features, spans_of(owner[at], at, ends))
-        own, y = head.finish(pairs, attended, gate)
-        step = ChainStep(depth, chains, y, starts + depth + 1)
+        own = (torch.stack(own_keys, 1), torch.stack(own_values, 1)) if depth else None
+        attended = attend(q[:, None], features, own, spans_of(owner[at], at, ends))[:, 0]
+        row, y = head.finish(pairs, attended, gate)
+        step = Step(depth, chains, y, starts + depth + 1)
         yield step
         keep = that_go_on(step, texts, ends[owner[at]])
         if len(keep) == 0:
             return
         if len(keep) < len(starts):
-            chains, starts, at, own = chains[keep], starts[keep], at[keep], own[keep]
-            own_rows.keep(keep)
-
-
-def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
-    """The chains that make another step, [c'] int64.
-
-    A chain ends at the end of its text, at a token that need not be learned, and after a token
-    outside the draft vocabulary, since no draft continues there. It also ends if ChainStep.goes_on
-    is False.
-
-    Args:
-        step: the step that was taken.
-        texts: the batch.
-        ends: [c] int64, the end of each chain's text.
-    """
-    # The token after the one that was read was to be predicted; the next step reads it and
-    # predicts the one after.
-    nxt = step.at + 1
-    runs = texts.in_vocab[nxt] & (nxt + 1 < ends)
-    runs &= texts.learned[(nxt + 1).clamp(max=len(texts.tokens) - 1)]
-    if step.goes_on is not None:
-        runs &= step.goes_on
-    return runs.nonzero()[:, 0]
-
-
-def chain_losses(
-    head: DraftHead,
-    steps: Iterator[ChainStep],  # runs its chains over the batch
-    texts: Texts,
-    n_steps: int,  # the number of steps per chain
-    decay: float,  # the decay of the weights
-    dtype: torch.dtype,  # the dtype of the products with the output matrix
-    missed_share: float = 1.0,  # the share of chains that continue after a wrong pick
-    generator: torch.Generator | None = None,  # a CPU generator that draws them
-) -> Losses:
-    """The mean loss over all chain steps of a batch; a step at depth s has weight decay ** s.
-
-    A chain whose pick is not the text's token would have ended there in decoding. Of these,
-    missed_share continue nonetheless: what is learned at one depth helps the others.
-    """
-    output = head.weight("output.weight")
-    if not output.requires_grad:
-        output = output.to(dtype)  # once for all depths
-    total, mass = torch.zeros((), device=output.device), 0.0
-    by_depth, hits = [0.0] * n_steps, [0.0] * n_steps
-    for step in steps:
-        p, ids = texts.target_p[step.at], texts.target_ids[step.at]
-        losses, best, _ = soft_cross_entropy(step.y, output, ids, p, dtype)
-        weight = decay**step.depth
-        total = total + weight * losses.sum()
-        of_depth = float(p.sum())
-        mass += weight * of_depth
-        by_depth[step.depth] = float(losses.detach().sum()) / max(of_depth, 1e-6)
-        hits[step.depth] = float(is_likeliest(best, ids, p).float().mean())
-        step.goes_on = head.d2t[best] == texts.tokens[step.at + 1]
-        step.goes_on |= (torch.rand(len(best), generator=generator) < missed_share).to(best.device)
-    return Losses(total / max(mass, 1e-6), by_depth, hits)
-
-
-def count_accepted(head: DraftHead, steps: Iterator[ChainStep], texts: Texts) -> Tensor:
-    """The number of accepted tokens of the draft from each start, [n_starts] int64 on the CPU."""
-    n_accepted = torch.zeros(len(texts.starts), dtype=torch.int64)
-    with torch.no_grad():
-        for step in steps:
-            chains = step.chains.cpu()
-            picked = head.d2t[head.logits(step.y).argmax(-1)]
-            right = picked == texts.tokens[step.at + 1]
-            n_accepted[chains] += right.cpu().long()
-            step.goes_on = right
-    return n_accepted
+            chains, starts, at, row = chains[keep], starts[keep], at[keep], row[keep]
+            own_keys = [one[keep] for one in own_keys]
+            own_values = [one[keep] for one in own_values]

@@ -107,5 +107,5 @@ def write_draft(
         head, read_target(kind.config.target), path, arch=kind.arch,
         name=f"{weights.name} {kind.title}", n_ctx=kind.model.info.n_ctx_train,
         export_type=export_type, record=made, keys=kind.keys(head),
-        extra=kind.extra_tensors(sequences, init, reporter),
+        extra=kind.extra_tensors(head, sequences, init, reporter),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,13 +17,11 @@ from pyllama_spec.train.config import FitSettings
 from pyllama_spec.train.corpus.selection import batches_from, count_batches
 from pyllama_spec.train.corpus.store import check_same
 from pyllama_spec.train.errors import CheckpointError, DivergedError
-from pyllama_spec.train.files import write_atomic, write_json
+from pyllama_spec.train.files import write_atomic
 from pyllama_spec.train.progress import Reporter, interruptions
 from pyllama_spec.train.run.kind import H, Inputs, Kind
-from pyllama_spec.train.run.objective import Acceptance, AcceptanceMeter, Losses
+from pyllama_spec.train.run.objective import Acceptance, AcceptanceMeter, count_accepted
 from pyllama_spec.train.run.texts import load, with_fewer_right
-
-_FORMAT = 1
 
 
 class Checkpoints:
@@ -34,8 +32,14 @@ class Checkpoints:
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Writes a state."""
-        content = {"format": _FORMAT, "identity": self._identity, "state": state}
-        write_atomic(self._path(name), lambda file: save_whole(content, file))
+
+        def write(file: BinaryIO) -> None:
+            try:
+                torch.save({"identity": self._identity, "state": state}, file)
+            except RuntimeError as error:  # torch's own for a full disk
+                raise OSError(str(error)) from None
+
+        write_atomic(self._path(name), write)
 
     def load(self, name: str) -> dict[str, Any] | None:
         """Loads a state; None if there is none."""
@@ -44,15 +48,12 @@ class Checkpoints:
             return None
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-            known = content["format"] == _FORMAT
             identity, state = content["identity"], content["state"]
         except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of unpickling
             raise CheckpointError(
                 f"{path} is damaged ({type(error).__name__}: {error}); --restart begins the "
                 "training again with the same text"
             ) from None
-        if not known:
-            raise CheckpointError(f"{path} is of another version; --restart begins again")
         check_same(identity, self._identity, path, ", or --restart to train from the beginning")
         checkpoint: dict[str, Any] = state
         return checkpoint
@@ -74,6 +75,8 @@ class Checkpoints:
 class KeptInMemory(Checkpoints):
     """The best state of a fit in memory, for a fit without files."""
 
+    remedy = "The draft is as it was; begin again with"
+
     def __init__(self) -> None:
         super().__init__(Path(), {})
         self._best: dict[str, Any] | None = None
@@ -81,50 +84,11 @@ class KeptInMemory(Checkpoints):
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Keeps the weights to export; ignores states to continue from."""
         if name == "best":
-            head = {key: value.detach().cpu().clone() for key, value in state["head"].items()}
-            self._best = {**state, "head": head}
+            self._best = copy.deepcopy(state)
 
     def load(self, name: str) -> dict[str, Any] | None:
         """The best state; None if there is none."""
         return self._best if name == "best" else None
-
-    @property
-    def remedy(self) -> str:
-        """See Checkpoints."""
-        return "The draft is as it was; begin again with"
-
-    def clear(self) -> None:
-        """Drops the state."""
-        self._best = None
-
-
-class _Disk:
-    """A file that keeps the system's error, which torch would hide for a full disk."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def save_whole(content: dict[str, Any], file: BinaryIO) -> None:
-    """torch.save() that raises OSError if a write fails."""
-    disk = _Disk(file)
-    try:
-        torch.save(content, disk)
-    except RuntimeError:
-        if disk.error is None:
-            raise
-        raise disk.error from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,51 +105,6 @@ class Measurement:
     acceptance: list[float]
     given: list[float]  # share of drafts i accepted among those whose earlier tokens were accepted
     tokens_per_round: float  # tokens per round on held-out greedy text
-
-    def as_dict(self) -> dict[str, Any]:
-        """The measurement as JSON types."""
-        return asdict(self)
-
-
-def write_curves(folder: Path, course: Sequence[Measurement]) -> str:
-    """Writes curves.json, and curves.png where matplotlib is installed."""
-    write_json(folder / "curves.json", [point.as_dict() for point in course])
-    try:
-        picture = _png(course)
-    except ImportError as error:
-        return f"no picture of the curves ({error}): pip install 'pyllama_spec[train]' brings it"
-    write_atomic(folder / "curves.png", lambda file: file.write(picture))
-    return ""
-
-
-def _png(course: Sequence[Measurement]) -> bytes:
-    # Without pyplot: no window, no global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    losses, accepted = figure.subplots(1, 2)
-    x = [point.n_tokens for point in course]
-    for depth in range(len(course[0].loss) if course else 0):
-        losses.plot(x, [point.loss[depth] for point in course], label=f"depth {depth + 1}")
-        accepted.plot(x, [point.acceptance[depth] for point in course], label=f"depth {depth + 1}")
-    losses.set(xlabel="answer tokens seen", ylabel="cross-entropy (nats)")
-    accepted.set(xlabel="answer tokens seen", ylabel="rounds in which the draft was accepted")
-    accepted.set_ylim(0, 1)
-    for axes in (losses, accepted):
-        axes.grid(alpha=0.3)
-    losses.legend()
-    if course:
-        # The file holds the weights of this one, not those of the last step.
-        # The last of equal measurements, as the fit takes it.
-        best = max(reversed(course), key=lambda point: point.tokens_per_round)
-        accepted.axvline(best.n_tokens, color="grey", linestyle=":")
-        accepted.set_title(f"best: {best.tokens_per_round:.2f} tokens per round, dotted")
-    out = io.BytesIO()
-    # The version would change the file from one machine to the next.
-    figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
-    return out.getvalue()
 
 
 # Sequences of one measurement's batch; without gradients they take little memory.
@@ -206,6 +125,9 @@ class FitState:
     best_step: int = 0
     is_over: bool = False  # whether it has ended
     untrained: Acceptance | None = None  # the head's acceptance before the first step
+    # since the last measurement, of each step by depth
+    losses: list[list[float]] = field(default_factory=list)
+    hits: list[list[float]] = field(default_factory=list)
 
 
 class Fit(Generic[H]):
@@ -257,7 +179,6 @@ class Fit(Generic[H]):
             fused=True,
         )
         self.state = FitState()
-        self._sums = _Sums(kind.n_steps)
         self._resume()
 
     def _resume(self) -> None:
@@ -267,12 +188,10 @@ class Fit(Generic[H]):
         self._head.load_state_dict(saved["head"])
         self._optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["rng"])
-        course = [Measurement(**point) for point in saved["course"]]
-        self.state = FitState(
-            saved["step"], saved["n_tokens"], course, saved["best"], saved["best_step"],
-            saved["is_over"], Acceptance(**saved["untrained"]),
-        )  # fmt: skip
-        self._sums = _Sums(self._kind.n_steps, **saved["sums"])
+        state = FitState(**saved["state"])
+        state.course = [Measurement(**point) for point in saved["state"]["course"]]
+        state.untrained = Acceptance(**saved["state"]["untrained"])
+        self.state = state
 
     def run(self) -> FitState:
         """Fits until the end or early stopping."""
@@ -326,7 +245,8 @@ class Fit(Generic[H]):
         self._optimizer.step()
         state.step += 1
         state.n_tokens += sum(text.corpus.sequences[i].n_answer for i in indices)
-        self._sums.add(losses)
+        state.losses.append(losses.by_depth)
+        state.hits.append(losses.hits)
         hits = " ".join(f"{100 * hit:.0f}%" for hit in losses.hits)
         note = f"step {state.step}/{self.n_steps}, loss {total:.3f}, right {hits}"
         self._reporter.progress("training", state.step / self.n_steps, note)
@@ -346,7 +266,8 @@ class Fit(Generic[H]):
             part = held[at : at + _MEASURE_SEQUENCES]
             texts = load(part, text.corpus, text.source, text.vocab, self._device)
             with self._autocast(), torch.no_grad():
-                n_accepted = self._kind.n_accepted(self._head, texts)
+                steps = self._kind.steps(self._head, texts)
+                n_accepted = count_accepted(self._head, steps, texts)
             meter.add(texts.starts.tolist(), n_accepted.tolist())
         return meter.result()
 
@@ -354,14 +275,14 @@ class Fit(Generic[H]):
         return torch.autocast(self._device, torch.bfloat16, enabled=self._dtype != torch.float32)
 
     def _note(self, acceptance: Acceptance) -> None:
-        state, sums = self.state, self._sums
+        state = self.state
         rate = learning_rate(state.step, self.n_steps, self._config.lr, self._config.warmup)
         point = Measurement(
-            state.step, state.n_tokens, rate, sums.mean_loss(), sums.mean_hits(),
+            state.step, state.n_tokens, rate, _mean(state.losses), _mean(state.hits),
             acceptance.by_depth, acceptance.given, acceptance.tokens_per_round,
         )  # fmt: skip
         state.course.append(point)
-        self._sums = _Sums(self._kind.n_steps)
+        state.losses, state.hits = [], []
         by_depth = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
         self._reporter.line(
             f"step {state.step} of {self.n_steps}: loss {point.loss[0]:.3f}, accepted {by_depth}, "
@@ -377,15 +298,11 @@ class Fit(Generic[H]):
             state.is_over = True
 
     def _save(self, name: str) -> None:
-        state = self.state
-        content: dict[str, Any] = {"head": self._head.state_dict(), "step": state.step}
+        content: dict[str, Any] = {"head": self._head.state_dict()}
         if name == "last":
             content |= {
                 "optimizer": self._optimizer.state_dict(), "rng": torch.get_rng_state(),
-                "n_tokens": state.n_tokens, "course": [p.as_dict() for p in state.course],
-                "best": state.best, "best_step": state.best_step, "is_over": state.is_over,
-                "sums": self._sums.as_dict(),
-                "untrained": state.untrained.as_dict() if state.untrained else None,
+                "state": asdict(self.state),
             }  # fmt: skip
         self._checkpoints.save(name, content)
 
@@ -396,32 +313,9 @@ class Fit(Generic[H]):
             self._head.load_state_dict(saved["head"])
 
 
-class _Sums:
-    """The sums of losses and right picks since the last measurement."""
-
-    def __init__(
-        self,
-        n_steps: int,
-        n: int = 0,
-        loss: list[float] | None = None,
-        hits: list[float] | None = None,
-    ) -> None:
-        self._n = n
-        self._loss, self._hits = loss or [0.0] * n_steps, hits or [0.0] * n_steps
-
-    def add(self, losses: Losses) -> None:
-        self._n += 1
-        self._loss = [a + b for a, b in zip(self._loss, losses.by_depth, strict=True)]
-        self._hits = [a + b for a, b in zip(self._hits, losses.hits, strict=True)]
-
-    def mean_loss(self) -> list[float]:
-        return [x / max(self._n, 1) for x in self._loss]
-
-    def mean_hits(self) -> list[float]:
-        return [x / max(self._n, 1) for x in self._hits]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"n": self._n, "loss": self._loss, "hits": self._hits}
+def _mean(by_depth: list[list[float]]) -> list[float]:
+    mean: list[float] = np.mean(by_depth, axis=0).tolist()
+    return mean
 
 
 def learning_rate(step: int, n_steps: int, peak: float, warmup: float) -> float:

@@ -17,36 +17,32 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.drafters.suffix.upkeep import parents_of
-from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.gguf.reader import read_key, read_table
-from pyllama_spec.train.config import CorpusConfig, RunConfig
-from pyllama_spec.train.corpus.features import LiveFeatures
+from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.generate import Generator, TargetFeatures, token_bytes
 from pyllama_spec.train.corpus.quality import fingerprint, is_repetitive
 from pyllama_spec.train.corpus.store import Corpus, TextSequence, hash_tokens
 from pyllama_spec.train.corpus.tasks import make_source
 from pyllama_spec.train.errors import TrainError, writing
-from pyllama_spec.train.files import keep_old, locked_file, scratch_array
+from pyllama_spec.train.files import keep_old, locked, scratch_array
 from pyllama_spec.train.progress import Reporter, interruptions
 from pyllama_spec.train.run.export import write_draft
 from pyllama_spec.train.run.fit import Fit, KeptInMemory
 from pyllama_spec.train.run.kind import H, Inputs, Kind
 from pyllama_spec.train.run.objective import Acceptance
-from pyllama_spec.train.run.pipeline import device_of, try_precisions, wants_bf16
-from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
+from pyllama_spec.train.run.pipeline import RunBase, device_of, wants_bf16
+from pyllama_spec.train.run.target_weights import TargetWeights
 
 # The key of a thread: tokens of its first text, after the leading ones.
 _KEY_TOKENS = 64
@@ -233,54 +229,19 @@ class UseReport:
         return not self.why_not
 
 
-class _Scratch:
-    """Features of sequences in unnamed files, then those of others in memory."""
-
-    def __init__(self, folder: Path, lengths: Sequence[int], width: int, n_top: int) -> None:
-        n = sum(lengths)
-        self._ends = [0, *accumulate(lengths)]
-        self._arrays = (
-            scratch_array(folder, (n, width), np.float16),
-            scratch_array(folder, (n, n_top), np.uint32),
-            scratch_array(folder, (n, n_top), np.float16),
-        )
-        self._others: list[TargetFeatures] = []
-
-    def put(self, i: int, features: TargetFeatures, begin: int) -> None:
-        """Stores the features of sequence i, which starts at `begin` of those read."""
-        first, last = self._ends[i : i + 2]
-        parts: list[npt.NDArray[Any]] = [features.rows, features.top_ids, features.top_log_p]
-        for array, part in zip(self._arrays, parts, strict=True):
-            array[first:last] = part[begin : begin + last - first]
-
-    def add(self, features: TargetFeatures) -> None:
-        """Appends the features of another sequence."""
-        self._others.append(features)
-
-    def get(self, i: int) -> TargetFeatures:
-        """The features of sequence i."""
-        n = len(self._ends) - 1
-        if i >= n:
-            return self._others[i - n]
-        first, last = self._ends[i : i + 2]
-        rows, ids, log_p = (array[first:last] for array in self._arrays)
-        return TargetFeatures(rows, ids, log_p)
-
-
 @dataclass(slots=True)
 class _Texts:
     """The sequences to learn from and to measure on, as indices into `sequences`."""
 
     sequences: list[TextSequence]
-    features: _Scratch
+    features: list[TargetFeatures]
     train: list[int]
     choosing: list[int]
     judging: list[int]
     others: list[int]
-    n_conversations: int
 
 
-class UseRun(Generic[H]):
+class UseRun(RunBase[H]):
     """One run.
 
     Args:
@@ -291,28 +252,23 @@ class UseRun(Generic[H]):
     def __init__(self, kind: Kind[H, Any], reporter: Reporter) -> None:
         config: RunConfig = kind.config
         assert config.use is not None
-        model, init = kind.model, kind.read_draft(config.begun_with)
-        model.check_layer_inputs(init.shape.target_layers)
-        self._kind, self._config, self._use = kind, config, config.use
-        self._model, self._init, self._reporter = model, init, reporter
+        super().__init__(kind, config.begun_with, reporter)
+        assert self._init is not None
+        self._use, self._draft = config.use, self._init
         # If the path is a link, its target is replaced, and the link stays.
         self._out = Path(os.path.realpath(config.out))
-        self._layers = init.shape.target_layers
-        self._device = device_of(config)
-        self._seconds: dict[str, float] = {}
-        self._notes: list[str] = []
-        self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> UseReport:
         """Trains a new draft, and replaces the old one if the new one is better."""
-        torch.set_num_threads(self._n_threads)
-        weights = read_weights(self._config.target, self._model.info)
+        weights = self._read_weights()
         if not self._begins_with_target:
             _check_name(self._config.begun_with, weights)
         # The replaced file, not the read one: several drafts may be made from one.
-        with locked_file(self._out) if self._out.exists() else contextlib.nullcontext():
+        is_there = self._out.exists()
+        with locked(self._out, "--output") if is_there else contextlib.nullcontext():
             pieces = self._pieces()
-            return self._learn(weights, self._read(pieces))
+            n_conversations = len({piece.key for piece in pieces})
+            return self._learn(weights, self._read(pieces), n_conversations)
 
     @property
     def _begins_with_target(self) -> bool:
@@ -324,7 +280,7 @@ class UseRun(Generic[H]):
         config = self._config
         if self._begins_with_target:
             return config.export_type
-        return _type_of(config.begun_with, self._init.tensors)
+        return _type_of(config.begun_with, self._draft.tensors)
 
     # ---- the text
 
@@ -346,46 +302,30 @@ class UseRun(Generic[H]):
                 f"the draft memory {use.store} has {n} conversations with answers, and training "
                 "needs at least 3; use it for more requests (files of `memory build` do not count)"
             )
-        return self._bounded(pieces)
-
-    def _bounded(self, pieces: list[Piece]) -> list[Piece]:
-        """The newest sequences whose features fit the disk limit."""
-        width = len(self._layers) * self._model.info.n_embd
-        room = self._config.max_disk_bytes // token_bytes(width, self._config.n_top)
-        n = 0
-        for i in range(len(pieces) - 1, -1, -1):
-            n += pieces[i].n_window_tokens
-            if n > room:
-                self._notes.append(
-                    f"features of more than {n - pieces[i].n_window_tokens} tokens are above "
-                    "--max-disk: older text was left out"
-                )
-                pieces = pieces[i + 1 :]
-                break
-        if len({piece.key for piece in pieces}) < 3:
+        n_tokens = sum(len(window.tokens) for piece in pieces for _, window in piece.windows)
+        n_bytes = n_tokens * token_bytes(self._width, self._config.n_top)
+        if n_bytes > self._config.max_disk_bytes:
             raise TrainError(
-                f"--max-disk {self._config.max_disk_bytes / 1e9:g} is too small for the features "
-                "of three conversations; give more"
+                f"the features of {n_tokens} tokens are {n_bytes / 1e9:.1f} GB; give a larger "
+                "--max-disk, or fewer --tokens"
             )
         return pieces
 
     def _read(self, pieces: list[Piece]) -> _Texts:
         """Computes the features of all windows, and generates other text."""
-        config, start = self._config, perf_counter()
+        start = perf_counter()
         sequences = [window for piece in pieces for _, window in piece.windows]
         keys = [piece.key for piece in pieces for _ in piece.windows]
         choosing, judging = apart(keys, self._use.held_out)
-        width = len(self._layers) * self._model.info.n_embd
-        features = _Scratch(
-            self._out.parent, [len(s.tokens) for s in sequences], width, config.n_top
-        )
         self._reporter.line(
             f"text: {sum(s.n_answer for s in sequences)} answer tokens of {len(set(keys))} "
             f"conversations, of which a draft had missed {sum(s.n_missed for s in sequences)}"
         )
-        self._compute(pieces, features)
+        features = self._compute(pieces)
         n_own = len(sequences)
-        sequences += self._other_text(features)
+        for sequence, its in self._other_text():
+            sequences.append(sequence)
+            features.append(its)
         self._seconds["features"] = perf_counter() - start
         held = choosing | judging
         return _Texts(
@@ -393,34 +333,40 @@ class UseRun(Generic[H]):
             [i for i, key in enumerate(keys) if key not in held],
             [i for i, key in enumerate(keys) if key in choosing],
             [i for i, key in enumerate(keys) if key in judging],
-            list(range(n_own, len(sequences))), len(set(keys)),
+            list(range(n_own, len(sequences))),
         )  # fmt: skip
 
-    def _compute(self, pieces: list[Piece], features: _Scratch) -> None:
+    def _compute(self, pieces: list[Piece]) -> list[TargetFeatures]:
+        """The features of all windows, in unnamed files."""
+        n = sum(len(window.tokens) for piece in pieces for _, window in piece.windows)
+        folder, n_top = self._out.parent, self._config.n_top
+        rows = scratch_array(folder, (n, self._width), np.float16)
+        ids = scratch_array(folder, (n, n_top), np.uint32)
+        log_p = scratch_array(folder, (n, n_top), np.float16)
+        total, done, at = sum(len(piece.sequence.tokens) for piece in pieces), 0, 0
         n_piece = max(len(piece.sequence.tokens) for piece in pieces)
-        total, done, i = sum(len(piece.sequence.tokens) for piece in pieces), 0, 0
-        live = LiveFeatures(
-            self._model, self._layers, self._config.n_top, n_piece, self._n_threads, reuses=True
-        )
-        try:
-            with interruptions() as interrupted:
-                for piece in pieces:
-                    rows = live.of(piece.sequence)
-                    for begin, _ in piece.windows:
-                        features.put(i, rows, begin)
-                        i += 1
-                    done += len(piece.sequence.tokens)
-                    self._reporter.progress(
-                        "reading features", done / total, f"{done} of {total} tokens"
-                    )
-                    if interrupted.is_set():
-                        raise KeyboardInterrupt
-        finally:
-            live.close()
+        out: list[TargetFeatures] = []
+        live = self._live_features(n_piece, reuses=True)
+        with contextlib.closing(live), interruptions() as interrupted:
+            for piece in pieces:
+                read = live.of(piece.sequence)
+                for begin, window in piece.windows:
+                    to = slice(at, at + len(window.tokens))
+                    of = slice(begin, begin + len(window.tokens))
+                    rows[to], ids[to] = read.rows[of], read.top_ids[of]
+                    log_p[to] = read.top_log_p[of]
+                    out.append(TargetFeatures(rows[to], ids[to], log_p[to]))
+                    at = to.stop
+                done += len(piece.sequence.tokens)
+                note = f"{done} of {total} tokens"
+                self._reporter.progress("reading features", done / total, note)
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+        return out
 
-    def _other_text(self, features: _Scratch) -> list[TextSequence]:
-        """Generates greedy answers that do not come from the store."""
-        n_wanted = self._use.n_other_tokens
+    def _other_text(self) -> list[tuple[TextSequence, TargetFeatures]]:
+        """Greedy answers that do not come from the store."""
+        n_wanted, out = self._use.n_other_tokens, []
         if not n_wanted:
             return []
         config = replace(
@@ -430,17 +376,8 @@ class UseRun(Generic[H]):
             self._model, make_source(self._model, config), config, target_layers=self._layers,
             n_top=self._config.n_top, n_threads=self._n_threads,
         )  # fmt: skip
-        try:
-            return self._written(generator, config, features)
-        finally:
-            generator.close()
-
-    def _written(
-        self, generator: Generator, config: CorpusConfig, features: _Scratch
-    ) -> list[TextSequence]:
-        out: list[TextSequence] = []
         n = n_dropped = 0
-        with interruptions() as interrupted:
+        with contextlib.closing(generator), interruptions() as interrupted:
             for done in generator.run(0):
                 if interrupted.is_set():
                     raise KeyboardInterrupt
@@ -451,38 +388,37 @@ class UseRun(Generic[H]):
                 if done.finish == "user" or is_short or is_repetitive(answer):
                     n_dropped += 1
                 elif done.features is not None:
-                    mask = np.arange(len(done.tokens)) >= max(done.n_prompt, 2)
-                    out.append(
-                        TextSequence(done.number, np.array(done.tokens, np.uint32), mask, True)
-                    )
-                    features.add(done.features)
+                    tokens = np.array(done.tokens, np.uint32)
+                    mask = np.arange(len(tokens)) >= max(done.n_prompt, 2)
+                    out.append((TextSequence(done.number, tokens, mask, True), done.features))
                     n += len(answer)
-                self._reporter.progress(
-                    "writing other text", min(n / config.n_tokens, 1.0), f"{n} tokens"
-                )
-                if n >= config.n_tokens or n_dropped >= _MAX_DROPPED:
+                note = f"{n} tokens"
+                self._reporter.progress("writing other text", min(n / n_wanted, 1.0), note)
+                if n >= n_wanted or n_dropped >= _MAX_DROPPED:
                     break
         return out
 
     # ---- the draft
 
-    def _learn(self, weights: TargetWeights, texts: _Texts) -> UseReport:
+    def _learn(self, weights: TargetWeights, texts: _Texts, n_conversations: int) -> UseReport:
         config, start = self._config, perf_counter()
         corpus = Corpus(texts.sequences, [], hash_tokens(texts.sequences))
         learned = [texts.sequences[i] for i in texts.train]
-        vocab = self._kind.vocab(learned, self._init)
+        vocab = self._kind.vocab(learned, self._draft)
         assert vocab is not None  # there is an earlier draft
         inputs = Inputs(
-            weights, self._layers, corpus, texts.features, vocab, texts.train, texts.choosing
-        )
-        head = self._kind.known_head(inputs, self._init)
-        head.load_tensors(self._init.tensors)
-        head = head.to(self._device)
+            weights, self._layers, corpus, texts.features.__getitem__, vocab, texts.train,
+            texts.choosing,
+        )  # fmt: skip
+        head = self._kind.known_head(inputs, self._draft)
+        head.load_tensors(self._draft.tensors)
+        device = device_of(config)
+        head = head.to(device)
         n_answer = sum(s.n_answer for s in learned)
         n_missed = sum(s.n_missed for s in learned)
         fit = Fit(
             self._kind, head, inputs, KeptInMemory(),
-            bf16=wants_bf16(config, self._device, try_precisions), reporter=self._reporter,
+            bf16=wants_bf16(config, device), reporter=self._reporter,
             right_share=self._use.right_share if n_missed else 1.0,
         )  # fmt: skip
         before, others_before = fit.measure(texts.judging), fit.measure(texts.others)
@@ -493,7 +429,7 @@ class UseRun(Generic[H]):
         try:
             # Nothing of the texts, not even a hash.
             write_draft(
-                self._kind, head, inputs, new, export_type=self._type(), init=self._init,
+                self._kind, head, inputs, new, export_type=self._type(), init=self._draft,
                 hashes={}, reporter=self._reporter,
                 figures={"tokens": state.n_tokens, "corpus_tokens": n_answer},
             )  # fmt: skip
@@ -507,8 +443,7 @@ class UseRun(Generic[H]):
                 new.unlink(missing_ok=True)
         return UseReport(
             config.out, kept, why_not, before, after, others_before, others_after,
-            texts.n_conversations, n_answer, n_missed, state.n_tokens,
-            self._seconds, tuple(self._notes),
+            n_conversations, n_answer, n_missed, state.n_tokens, self._seconds, tuple(self._notes),
         )  # fmt: skip
 
 

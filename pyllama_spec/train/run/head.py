@@ -219,9 +219,15 @@ class DraftHead(nn.Module):
         up = self._linear(n, f"{block}.ffn_up.weight")
         return h + self._linear(gate * up, f"{block}.ffn_down.weight").float()
 
-    def logits(self, y: Tensor) -> Tensor:
-        """The logits [n, n_draft_vocab] of normed rows [n, n_embd]."""
-        return self._linear(y, "output.weight")
+    def followers(self, tokens: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """What adds to the logits after tokens [c]: rows [c, rank], and the matrix of all ids."""
+        return None, None
+
+    def logits(self, y: Tensor, before: Tensor) -> Tensor:
+        """The logits [c, n_draft_vocab] of normed rows [c, n_embd] after tokens [c]."""
+        logits = self._linear(y, "output.weight")
+        low, matrix = self.followers(before)
+        return logits if low is None or matrix is None else logits + nnf.linear(low, matrix)
 
 
 def _key(name: str) -> str:

@@ -8,7 +8,7 @@ its loss on a batch and its accepted tokens, and adds its own keys and tensors t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,25 +19,28 @@ from torch import Tensor
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Output
-from pyllama_spec.train.config import RunConfig
+from pyllama_spec.train.config import N_NGRAMS, Eagle3TrainConfig, MtpTrainConfig, RunConfig
 from pyllama_spec.train.corpus.draft_vocab import DraftVocab, known_draft_vocab
 from pyllama_spec.train.corpus.features import Features
 from pyllama_spec.train.corpus.selection import Sample, sample
 from pyllama_spec.train.corpus.store import Corpus, TextSequence
 from pyllama_spec.train.progress import Reporter
-from pyllama_spec.train.run.chains import ChainHead, chain_losses, count_accepted, run_chains
+from pyllama_spec.train.run.chains import ChainHead, run_chains
 from pyllama_spec.train.run.head import DraftHead, DraftShape, default_n_head
 from pyllama_spec.train.run.init_draft import InitDraft, Keys, read_init_draft
 from pyllama_spec.train.run.ngrams import table_of
-from pyllama_spec.train.run.objective import Losses
-from pyllama_spec.train.run.target_weights import TargetWeights
-from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
+from pyllama_spec.train.run.objective import Losses, Step, StepLoss, decayed, draft_losses
+from pyllama_spec.train.run.target_weights import TargetWeights, default_layers
+from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
 
 H = TypeVar("H", bound=DraftHead)
 CH = TypeVar("CH", bound=ChainHead)
 C = TypeVar("C", bound=RunConfig)
+CC = TypeVar("CC", Eagle3TrainConfig, MtpTrainConfig)
 # Sequences whose rows give the scale of a layer's input, and how the first one tells its token.
 _SAMPLE_SEQUENCES = 64
+# The share of drafts that begin where decoding would copy, unless a run gives another.
+_COPIED_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +133,36 @@ class Kind(ABC, Generic[H, C]):
         return self.head_class(init.shape, start.weights.embedding, init.d2t)
 
     @abstractmethod
+    def steps(self, head: H, texts: Texts) -> Iterator[Step]:
+        """The steps of the drafts from all starts."""
+
+    @abstractmethod
+    def weighted(self, steps: Sequence[StepLoss], n_drafts: int) -> Tensor:
+        """Joins the losses of all depths of so many drafts: a scalar with its gradient."""
+
     def losses(
         self, head: H, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
         """The loss of a batch, from the positions where decoding asks the draft."""
+        texts, missed_share = self.asked(head, texts, generator), self.config.fit.missed_share
+        return draft_losses(
+            head, self.steps(head, texts), texts, self.n_steps, self.weighted, dtype, missed_share,
+            generator,
+        )  # fmt: skip
 
-    @abstractmethod
-    def n_accepted(self, head: H, texts: Texts) -> Tensor:
-        """The number of accepted tokens of the draft from each start, [n_starts], on the CPU."""
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """The layer inputs that a new draft reads of a target of n_layer layers."""
+        return default_layers(n_layer)
 
-    def copied_share(self, head: H) -> float:
-        """The default share of drafts that begin where decoding would copy."""
-        return COPIED_SHARE
+    def is_for_stock(self, head: H) -> bool:
+        """Whether a head is for stock llama.cpp, which neither copies nor reads n-gram tables."""
+        return False
 
     def asked(self, head: H, texts: Texts, generator: torch.Generator) -> Texts:
         """The drafts for which decoding asks the head, and a share of the others."""
         share = self.config.fit.copied_share
-        share = self.copied_share(head) if share is None else share
+        if share is None:
+            share = 1.0 if self.is_for_stock(head) else _COPIED_SHARE
         return with_fewer_lookups(texts, share, generator)
 
     def vocab(self, sequences: Sequence[TextSequence], init: InitDraft | None) -> DraftVocab | None:
@@ -165,30 +181,23 @@ class Kind(ABC, Generic[H, C]):
         """Further keys of the file, with full names."""
         return {}
 
-    def max_ngrams(self, init: InitDraft | None) -> int:
-        """The maximum number of contexts of the file's n-gram table; 0 for none."""
-        return self.config.max_ngrams
-
     def extra_tensors(
-        self, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter
+        self, head: H, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter
     ) -> list[PlannedTensor]:
         """Further tensors of the file: the n-gram table of the training texts."""
-        return table_of(sequences, init, self.max_ngrams(init), reporter)
+        most = self.config.n_ngrams
+        if most is None:
+            most = 0 if self.is_for_stock(head) else N_NGRAMS
+        return table_of(sequences, init, most, reporter)
 
 
-class ChainKind(Kind[CH, C]):
+class ChainKind(Kind[CH, CC]):
     """A kind whose heads draft a token per step."""
 
-    def losses(
-        self, head: CH, texts: Texts, dtype: torch.dtype, generator: torch.Generator
-    ) -> Losses:
+    def steps(self, head: CH, texts: Texts) -> Iterator[Step]:
         """See Kind."""
-        fit, texts = self.config.fit, self.asked(head, texts, generator)
-        return chain_losses(
-            head, run_chains(head, texts, self.n_steps), texts, self.n_steps, fit.step_decay,
-            dtype, fit.missed_share, generator,
-        )  # fmt: skip
+        return run_chains(head, texts, self.n_steps)
 
-    def n_accepted(self, head: CH, texts: Texts) -> Tensor:
+    def weighted(self, steps: Sequence[StepLoss], n_drafts: int) -> Tensor:
         """See Kind."""
-        return count_accepted(head, run_chains(head, texts, self.n_steps), texts)
+        return decayed(steps, self.config.fit.step_decay)

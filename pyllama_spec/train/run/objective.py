@@ -3,14 +3,93 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyllama_spec.train.run.head import DraftHead
+from pyllama_spec.train.run.texts import Texts
+
 # Rows of logits that are worked on at once: in float32 they stay in a CPU's cache.
 _CHUNK = 128
+
+
+@dataclass(slots=True)
+class Step:
+    """One depth of all running drafts."""
+
+    depth: int
+    drafts: Tensor  # [c] int64, the indices of the drafts in Texts.starts
+    y: Tensor  # [c, n_embd] float32, the rows that give logits
+    # [c] int64: the index of the token before the drafted one; the target's distribution is there
+    at: Tensor
+    # [c] bool, set by the loop over the steps: which drafts make another step
+    goes_on: Tensor | None = None
+
+
+def that_go_on(step: Step, texts: Texts, ends: Tensor) -> Tensor:
+    """The drafts that make another step, [c'] int64.
+
+    A draft ends at the end of its text, at a token that need not be learned, and after a token
+    outside the draft vocabulary. It also ends if Step.goes_on is False.
+
+    Args:
+        step: the step that was taken.
+        texts: the batch.
+        ends: [c] int64, the end of each draft's text.
+    """
+    nxt = step.at + 1  # the drafted token; the next step predicts the one after it
+    runs = texts.in_vocab[nxt] & (nxt + 1 < ends)
+    runs &= texts.learned[(nxt + 1).clamp(max=len(texts.tokens) - 1)]
+    if step.goes_on is not None:
+        runs &= step.goes_on
+    return runs.nonzero()[:, 0]
+
+
+@dataclass(slots=True)
+class StepLoss:
+    """The losses of one depth."""
+
+    drafts: Tensor  # [c] int64, as in Step
+    losses: Tensor  # [c] float32 with a gradient
+    mass: float  # the sum of the target's probabilities in the draft vocabulary
+    q: Tensor  # [c] float32, the draft's probability of the text's token
+
+
+Weighted = Callable[[Sequence[StepLoss], int], Tensor]
+"""Joins the losses of all depths of so many drafts: a scalar with its gradient."""
+
+
+def decayed(steps: Sequence[StepLoss], decay: float) -> Tensor:
+    """The mean loss over all steps; one at depth s has the weight decay ** s."""
+    total, mass = torch.zeros((), device=steps[0].losses.device), 0.0
+    for depth, step in enumerate(steps):
+        total = total + decay**depth * step.losses.sum()
+        mass += decay**depth * step.mass
+    return total / max(mass, 1e-6)
+
+
+def by_expected_length(steps: Sequence[StepLoss], n_drafts: int, alpha: float) -> Tensor:
+    """The loss by what each depth adds to the expected number of accepted tokens.
+
+    D-PACE, arXiv 2605.18810: with q the draft's probability of the text's token and
+    q' = (1 - alpha) q + alpha, a draft is expected to have S = q'_0 + q'_0 q'_1 + ... tokens
+    accepted; a step counts what S has of products that its own q' stands in, and the sum is divided
+    by the number of drafts. The weights have no gradient.
+    """
+    device = steps[0].q.device
+    survival = torch.zeros(n_drafts, len(steps), device=device)
+    product = torch.ones(n_drafts, device=device)
+    for s, step in enumerate(steps):
+        smooth = (1 - alpha) * step.q + alpha
+        product = product.index_put((step.drafts,), product[step.drafts] * smooth)
+        survival[step.drafts, s] = product[step.drafts]
+    weights = survival.flip(1).cumsum(1).flip(1)
+    parts = [(weights[step.drafts, s] * step.losses).sum() for s, step in enumerate(steps)]
+    return torch.stack(parts).sum() / n_drafts
 
 
 @dataclass(slots=True)
@@ -23,14 +102,66 @@ class Losses:
     hits: list[float]  # [n_steps] share of steps whose likeliest token is the target's, likewise
 
 
+def draft_losses(
+    head: DraftHead,
+    steps: Iterator[Step],  # runs its drafts over the batch
+    texts: Texts,
+    n_steps: int,  # the number of steps per draft
+    weighted: Weighted,
+    dtype: torch.dtype,  # the dtype of the products with the output matrix
+    missed_share: float,  # the share of drafts that continue after a wrong pick
+    generator: torch.Generator,  # a CPU generator that draws them
+) -> Losses:
+    """The loss over all steps of a batch.
+
+    A draft whose pick is not the text's token would have ended there in decoding. Of these,
+    missed_share continue nonetheless: what is learned at one depth helps the others.
+    """
+    output = head.weight("output.weight")
+    if not output.requires_grad:
+        output = output.to(dtype)  # once for all depths
+    by_depth, hits = [0.0] * n_steps, [0.0] * n_steps
+    taken: list[StepLoss] = []
+    for step in steps:
+        p, ids, token = (
+            texts.target_p[step.at],
+            texts.target_ids[step.at],
+            texts.tokens[step.at + 1],
+        )
+        label = torch.searchsorted(head.d2t, token).clamp(max=len(head.d2t) - 1)
+        known = head.d2t[label] == token
+        low, matrix = head.followers(texts.tokens[step.at])
+        losses, best, log_q = SoftCrossEntropy.apply(
+            step.y, output, low, matrix, Targets(ids, p, label), dtype
+        )
+        q = torch.where(known, log_q.exp(), torch.zeros_like(log_q))
+        taken.append(StepLoss(step.drafts, losses, float(p.sum()), q))
+        by_depth[step.depth] = float(losses.detach().sum()) / max(taken[-1].mass, 1e-6)
+        hits[step.depth] = float(is_likeliest(best, ids, p).float().mean())
+        lucky = torch.rand(len(best), generator=generator).to(best.device) < missed_share
+        step.goes_on = (known & (best == label)) | lucky
+    return Losses(weighted(taken, len(texts.starts)), by_depth, hits)
+
+
+def count_accepted(head: DraftHead, steps: Iterator[Step], texts: Texts) -> Tensor:
+    """The number of accepted tokens of the draft from each start, [n_starts] int64 on the CPU."""
+    n_accepted = torch.zeros(len(texts.starts), dtype=torch.int64)
+    with torch.no_grad():
+        for step in steps:
+            # As far as a draft is right, the token before is the text's.
+            logits = head.logits(step.y, texts.tokens[step.at])
+            step.goes_on = head.d2t[logits.argmax(-1)] == texts.tokens[step.at + 1]
+            n_accepted[step.drafts.cpu()] += step.goes_on.cpu().long()
+    return n_accepted
+
+
 @dataclass(slots=True)
 class Targets:
     """The target distributions of rows."""
 
     ids: Tensor  # [c, k] draft ids
     p: Tensor  # [c, k] their probabilities; 0 for ids outside the draft vocabulary
-    # [c] the draft id of the text's own token; None if it is not needed
-    label: Tensor | None = None
+    label: Tensor  # [c] the draft id of the text's own token
 
 
 class SoftCrossEntropy(torch.autograd.Function):
@@ -66,7 +197,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         gradient = torch.empty(len(y), len(output), dtype=dtype, device=y.device)
         best = torch.empty(len(y), dtype=torch.int64, device=y.device)
         losses = torch.empty(len(y), device=y.device)
-        log_q = torch.zeros(len(y), device=y.device)
+        log_q = torch.empty(len(y), device=y.device)
         for at in range(0, len(y), _CHUNK):
             part = slice(at, at + _CHUNK)
             logits = (rows[part] @ matrix.T).float()
@@ -74,8 +205,7 @@ class SoftCrossEntropy(torch.autograd.Function):
                 logits += (more[0][part] @ more[1].T).float()
             expected = (p[part] * logits.gather(1, ids[part])).sum(-1)
             highest, best[part] = logits.max(-1)
-            if targets.label is not None:
-                log_q[part] = logits.gather(1, targets.label[part, None])[:, 0]
+            log_q[part] = logits.gather(1, targets.label[part, None])[:, 0]
             e = logits.sub_(highest[:, None]).exp_()
             sums = e.sum(-1)
             log_sum = highest + sums.log()
@@ -108,16 +238,6 @@ class SoftCrossEntropy(torch.autograd.Function):
             None if by_low is None else by_low.float() * column, by_matrix(low),
             None, None,
         )  # fmt: skip
-
-
-def soft_cross_entropy(
-    y: Tensor, output: Tensor, ids: Tensor, p: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Calls SoftCrossEntropy without a low-rank part of the logits and without labels."""
-    losses: tuple[Tensor, Tensor, Tensor] = SoftCrossEntropy.apply(
-        y, output, None, None, Targets(ids, p), dtype
-    )
-    return losses
 
 
 def is_likeliest(best: Tensor, ids: Tensor, p: Tensor) -> Tensor:
@@ -163,10 +283,6 @@ class Acceptance:
             f"{self.tokens_per_round:.2f} +- {self.margin:.2f} tokens per round "
             f"({self.n_rounds} rounds)"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The measurement as JSON types."""
-        return asdict(self)
 
 
 class AcceptanceMeter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 
 from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.train.config import RunConfig
-from pyllama_spec.train.corpus.build import CorpusProgress, build_corpus, corpus_identity
+from pyllama_spec.train.corpus.build import build_corpus, corpus_identity
 from pyllama_spec.train.corpus.draft_vocab import (
     DraftVocab,
     choose_draft_vocab,
@@ -36,11 +36,10 @@ from pyllama_spec.train.corpus.selection import split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
 from pyllama_spec.train.corpus.tasks import has_template
 from pyllama_spec.train.errors import TrainError
-from pyllama_spec.train.files import read_json, write_json
+from pyllama_spec.train.files import locked, read_json, write_json
 from pyllama_spec.train.progress import Reporter, WholeEstimate
 from pyllama_spec.train.run.export import write_draft
-from pyllama_spec.train.run.fit import Checkpoints, Fit, FitState, write_curves
-from pyllama_spec.train.run.init_draft import InitDraft
+from pyllama_spec.train.run.fit import Checkpoints, Fit, FitState
 from pyllama_spec.train.run.kind import H, Inputs, Kind
 from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
@@ -79,33 +78,57 @@ class TrainReport:
     why_not: str = ""
 
 
-class Pipeline(Generic[H]):
+class RunBase(Generic[H]):
+    """What runs of both sorts have: a kind of draft on a target, and the earlier draft if any.
+
+    Args:
+        kind: the kind of the draft, with the configuration of the run.
+        init_path: the draft to begin with; None for a new one.
+        reporter: receives the progress.
+    """
+
+    def __init__(self, kind: Kind[H, Any], init_path: Path | None, reporter: Reporter) -> None:
+        config: RunConfig = kind.config
+        self._kind, self._config, self._reporter = kind, config, reporter
+        self._model, n_layer = kind.model, kind.model.info.n_layer
+        self._init = None if init_path is None else kind.read_draft(init_path)
+        self._layers = config.head.target_layers or kind.default_layers(n_layer)
+        if self._init is not None:
+            self._layers = self._init.shape.target_layers
+        self._model.check_layer_inputs(self._layers)
+        self._seconds: dict[str, float] = {}
+        self._notes = kind.notes(self._layers)
+        self._n_threads = bounded_n_threads(config.n_threads or None)
+        torch.set_num_threads(self._n_threads)
+
+    @property
+    def _width(self) -> int:
+        """The numbers of a row of features."""
+        return len(self._layers) * self._model.info.n_embd
+
+    def _live_features(self, n_ctx: int, *, reuses: bool = False) -> LiveFeatures:
+        n_top = self._config.n_top
+        return LiveFeatures(self._model, self._layers, n_top, n_ctx, self._n_threads, reuses=reuses)
+
+    def _read_weights(self) -> TargetWeights:
+        return read_weights(self._config.target, self._model.info)
+
+
+class Pipeline(RunBase[H]):
     """A run in stages; each resumes where an earlier run stopped."""
 
-    def __init__(
-        self,
-        kind: Kind[H, Any],
-        layers: tuple[int, ...],
-        reporter: Reporter,
-        init_draft: InitDraft | None = None,
-    ) -> None:
-        config: RunConfig = kind.config
-        self._kind, self._config, self._init_draft = kind, config, init_draft
-        self._reporter = reporter
-        self._model, self._layers = kind.model, layers
-        self._work = config.work_dir
+    def __init__(self, kind: Kind[H, Any], reporter: Reporter) -> None:
+        super().__init__(kind, kind.config.init, reporter)
+        self._work = self._config.work_dir
         self._own = self._work / kind.folder
-        self._seconds: dict[str, float] = {}
-        self._notes = kind.notes(layers)
-        self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> TrainReport:
         """Trains the draft."""
-        torch.set_num_threads(self._n_threads)
-        weights = read_weights(self._config.target, self._model.info)
-        corpus, source = self._text(weights.sha256)
-        with closing(source):
-            return self._fit(*self._head(weights, corpus, source))
+        with locked(self._work / ".lock", "--work folder"):
+            weights = self._read_weights()
+            corpus, source = self._text(weights.sha256)
+            with closing(source):
+                return self._fit(*self._head(weights, corpus, source))
 
     def _text(self, target_sha256: str) -> tuple[Corpus, FeatureSource]:
         """Builds the corpus and its features."""
@@ -122,39 +145,25 @@ class Pipeline(Generic[H]):
                 "ChatML, which may not fit it"
             )
         identity = corpus_identity(config.corpus, target_sha256)
-        width = len(layers) * model.info.n_embd
         store = FeatureStore(
             feature_folder(self._work, layers),
             {**identity, "target_layers": list(layers), "n_top": config.n_top},
-            token_bytes(width, config.n_top),
+            token_bytes(self._width, config.n_top),
             config.max_disk_bytes,
         )
+        estimate = WholeEstimate(config.fit.epochs)
 
-        whole = WholeEstimate(config.fit.epochs)
+        def report(fraction: float, note: str) -> None:
+            estimate.report(fraction, self._reporter)
+            self._reporter.progress("writing text", min(fraction, 0.999), note)
 
-        def report(p: CorpusProgress) -> None:
-            note = (
-                f"{p.n_answer} of {p.n_wanted} tokens in {p.n_texts} finished texts, {p.n_begun} "
-                f"in {p.n_running} unfinished ones (counted in the percentage), "
-                f"{p.n_dropped} dropped"
-            )
-            if p.n_answer >= p.n_wanted:
-                # The first of them count, and one of those is not finished yet.
-                note = (
-                    f"{p.n_answer} tokens, enough; earlier sequences have to end first: "
-                    f"{p.n_running} are being written"
-                )
-            whole.report(p.fraction, self._reporter)
-            self._reporter.progress("writing text", min(p.fraction, 0.999), note)
-
-        folder = self._work / "corpus"
-        n_known = CorpusStore(folder, identity).n_answer
+        texts = CorpusStore(self._work / "corpus", identity)
+        n_known = texts.n_answer
         self._reporter.line(self._plan(n_known, store))
         corpus = build_corpus(
-            model, config.corpus, folder, target_sha256, features=store, target_layers=layers,
-            n_top=config.n_top, n_threads=self._n_threads, on_progress=report,
+            model, config.corpus, texts, features=store, target_layers=layers, n_top=config.n_top,
+            n_threads=self._n_threads, on_progress=report,
         )  # fmt: skip
-        texts = CorpusStore(folder, identity)
         dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(texts.dropped.items()))
         self._reporter.line(
             f"text: {corpus.n_answer} answer tokens in {len(corpus.sequences)} sequences "
@@ -189,8 +198,7 @@ class Pipeline(Generic[H]):
         config, start = self._config, perf_counter()
 
         def live() -> LiveFeatures:
-            n_ctx = config.corpus.n_ctx
-            return LiveFeatures(self._model, self._layers, config.n_top, n_ctx, self._n_threads)
+            return self._live_features(config.corpus.n_ctx)
 
         def report(done: int, total: int) -> None:
             note = f"{done} of {total} tokens"
@@ -212,7 +220,7 @@ class Pipeline(Generic[H]):
     def _vocab(self, start: Inputs) -> DraftVocab:
         corpus = start.corpus
         n_vocab, always = self._model.info.n_vocab, ending_tokens(self._model.vocab)
-        vocab = self._kind.vocab(corpus.sequences, self._init_draft)
+        vocab = self._kind.vocab(corpus.sequences, self._init)
         if vocab is None:
             size = self._config.head.n_draft_vocab or self._vocab_size(start, always)
             vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
@@ -244,13 +252,13 @@ class Pipeline(Generic[H]):
         self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
     ) -> tuple[H, Inputs]:
         """Creates the head on its device with its initial weights, and the text to learn from."""
-        config, init = self._config, self._init_draft
+        config, init = self._config, self._init
         train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
         none = np.zeros(0, np.int64)
         no_vocab = DraftVocab(none, none, 0.0)
-        start = Inputs(weights, self._layers, corpus, source, no_vocab, train, held_out)
+        start = Inputs(weights, self._layers, corpus, source.get, no_vocab, train, held_out)
         start = replace(start, vocab=self._vocab(start))
         if init is not None:
             head = self._kind.known_head(start, init)
@@ -261,22 +269,20 @@ class Pipeline(Generic[H]):
 
     def _fit(self, head: H, text: Inputs) -> TrainReport:
         config, start = self._config, perf_counter()
-        bf16 = wants_bf16(config, head.embedding.device.type, self._tried)
+        bf16 = wants_bf16(config, head.embedding.device.type, self._work / "precision.json")
         identity = _flat(
             {
                 "target_sha256": text.weights.sha256, "corpus_sha256": text.corpus.sha256,
-                "head": head.sizes.as_dict(), "n_top": config.n_top,
+                "head": asdict(head.sizes), "n_top": config.n_top,
                 "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
-                **({} if self._init_draft is None else {"init_sha256": self._init_draft.sha256}),
+                **({} if self._init is None else {"init_sha256": self._init.sha256}),
             }
         )  # fmt: skip
         checkpoints = Checkpoints(self._own / "checkpoints", identity)
         if config.restart:
             checkpoints.clear()
         n_weights = sum(parameter.numel() for parameter in head.parameters())
-        fit = Fit(
-            self._kind, head, text, checkpoints, bf16=bf16, reporter=self._reporter
-        )  # fmt: skip
+        fit = Fit(self._kind, head, text, checkpoints, bf16=bf16, reporter=self._reporter)
         self._reporter.line(
             f"head: {n_weights / 1e6:.1f} M weights, {fit.n_steps} steps in "
             f"{'bfloat16' if bf16 else 'float32'} on {head.embedding.device.type}"
@@ -286,8 +292,7 @@ class Pipeline(Generic[H]):
         assert state.untrained is not None
         fit.load_best()
         trained = fit.measure()
-        note = write_curves(self._own, state.course)
-        self._notes += [note] if note else []
+        write_json(self._own / "curves.json", [asdict(point) for point in state.course])
         self._seconds["training"] = perf_counter() - start
         return self._write(head, text, state, trained)
 
@@ -303,7 +308,7 @@ class Pipeline(Generic[H]):
         why_not = no_gain(state.untrained, trained) if self._kind.must_gain else ""
         n_bytes = 0 if why_not else write_draft(
             self._kind, head, text, config.out, export_type=config.export_type,
-            init=self._init_draft, figures=figures,
+            init=self._init, figures=figures,
             hashes={"corpus_sha256": text.corpus.sha256}, reporter=self._reporter,
         )  # fmt: skip
         return TrainReport(
@@ -311,15 +316,6 @@ class Pipeline(Generic[H]):
             text.corpus.n_answer, state.n_tokens, text.vocab.coverage, self._seconds,
             tuple(self._notes), why_not,
         )  # fmt: skip
-
-    def _tried(self) -> dict[str, Any]:
-        """The result of try_precisions(); the first run decides for all that continue it."""
-        path = self._work / "precision.json"
-        known: dict[str, Any] | None = read_json(path)
-        if known is None:
-            known = try_precisions()
-            write_json(path, known)
-        return known
 
 
 def no_gain(before: Acceptance, after: Acceptance) -> str:
@@ -344,22 +340,24 @@ def device_of(config: RunConfig) -> str:
     return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def wants_bf16(config: RunConfig, device: str, tried: Callable[[], dict[str, Any]]) -> bool:
-    """Whether to compute products in bfloat16."""
+def wants_bf16(config: RunConfig, device: str, path: Path | None = None) -> bool:
+    """Whether to compute products in bfloat16: "auto" measures on the CPU if they are faster.
+
+    Args:
+        config: the configuration of the run.
+        device: "cpu" or "cuda".
+        path: the file of what the first of several runs measured.
+    """
     if config.fit.precision != "auto":
         return config.fit.precision == "bf16"
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported())
-    return bool(tried()["bf16"])
-
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def try_precisions() -> dict[str, Any]:
-    """Whether products in bfloat16 are faster here, and the seconds of both types."""
-    times = {name: _product_s(dtype) for name, dtype in _DTYPES.items()}
-    return {"bf16": times["bf16"] < 0.8 * times["fp32"], "seconds": times}
+    known: dict[str, float] | None = None if path is None else read_json(path)
+    if known is None:
+        known = {"bf16": _product_s(torch.bfloat16), "fp32": _product_s(torch.float32)}
+        if path is not None:
+            write_json(path, known)
+    return known["bf16"] < 0.8 * known["fp32"]
 
 
 def _product_s(dtype: torch.dtype) -> float:

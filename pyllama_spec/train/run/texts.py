@@ -60,7 +60,7 @@ def load(
 ) -> Texts:
     """Loads some sequences of the corpus with their features."""
     sequences = [corpus.sequences[i] for i in indices]
-    features = [source.get(i) for i in indices]
+    features = [source(i) for i in indices]
     tokens = np.concatenate([s.tokens for s in sequences]).astype(np.int64)
     learned = np.concatenate([s.mask for s in sequences])
     ids = vocab.t2d[np.concatenate([f.top_ids for f in features]).astype(np.int64)]
@@ -114,10 +114,6 @@ def with_fewer_right(texts: Texts, n_steps: int, share: float, generator: torch.
     last = ends[owner[texts.starts]][:, None] - 1
     is_missed = texts.missed[torch.minimum(at, last)].any(1)
     return _thinned(texts, is_missed, share, generator)
-
-
-# The share of drafts that begin where decoding would copy, unless a run says another.
-COPIED_SHARE = 0.1
 
 
 def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -> Texts:
