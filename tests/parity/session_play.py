@@ -478,7 +478,7 @@ def check_counts(outcome: Outcome, n_prompt: int, drafting: Drafting | None) -> 
     if outcome.finish == "length":
         assert usage["completion_tokens"] == accepted + rounds + 1
     if drafting is None:
-        assert (counts["proposed"], counts["forced"]) == (0, 0)
+        assert (counts["proposed"], forced["drafted"]) == (0, 0)
 
 
 def _check_drafter(outcome: Outcome, drafting: Drafting) -> None:
@@ -532,8 +532,10 @@ def compare(session: Session) -> Counter[str]:
                 counts["adapted"] += ask.adapted and opened.arch in ADAPTED
                 counts["together"] += isinstance(act, Together)
                 counts["errors"] += one.error is not None
-                for key in ("drafted", "accepted", "proposed", "forced", "rounds"):
+                for key in ("drafted", "accepted", "proposed", "rounds"):
                     counts[key] += other.speculation.get(key, 0)
+                by_source = other.speculation.get("by_source", {})
+                counts["forced"] += by_source.get("grammar", {}).get("drafted", 0)
                 counts["tokens"] += (one.usage or {}).get("completion_tokens", 0)
     return counts
 
