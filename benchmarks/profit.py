@@ -198,7 +198,9 @@ def main() -> None:
                     times[name].setdefault(key, []).append(seen)
             by_side = table(times)
             show(repeat + 1, by_side)
-        described = sides["profit"].runtime.round.scheduler.controller.describe()
+        controller = sides["profit"].runtime.round.scheduler.controller
+        known = controller.known_costs()
+        described = None if known is None else asdict(known)
         print(json.dumps(described))
         if args.json is not None:
             raw = {

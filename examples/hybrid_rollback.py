@@ -14,7 +14,8 @@ def main(model_path: str) -> None:
     with Llama(model_path, draft="auto", n_draft=4, n_ctx=512) as llm:
         n_snapshots, info = llm.context.params.n_rs_seq, llm.model.info
         print(f"{info.arch}: {info.state_bytes} bytes of state for each sequence")
-        print(f"{n_snapshots} snapshots: {info.snapshot_bytes(1, n_snapshots)} bytes")
+        n_bytes = info.snapshot_base_bytes + n_snapshots * info.snapshot_token_bytes
+        print(f"{n_snapshots} snapshots: {n_bytes} bytes more")
         result = llm.create_completion("a b c a b c a b", max_tokens=48, temperature=0.0)
         n_copies = llm.context.memory.n_host_copies
     found = result["speculation"]

@@ -171,29 +171,107 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
     What a grammar cannot hold of a function's parameters is left out, with a UserWarning that says
     so, unless the function has `"strict": True`: a tool's author checks its arguments.
     """
-    from hashlib import sha256
-
     rules = []
-    asked: list[tuple[Any, bool, str, str]] = []
+    asked: list[tuple[Any, bool, str, str, str]] = []
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, Mapping) and isinstance(function.get("parameters"), Mapping):
-            what = f"the parameters of {function.get('name')}"
-            asked.append((function["parameters"], function.get("strict") is True, what, "tools"))
+            name = function.get("name")
+            what = f"the parameters of {name}"
+            is_strict = function.get("strict") is True
+            asked.append((function["parameters"], is_strict, what, "tools", str(name)))
     if schema is not None:
         whole = {"type": "object"} if schema is True else schema
-        asked.append((whole, True, "the JSON schema", "response_format"))
-    for one, is_strict, what, param in asked:
+        asked.append((whole, True, "the JSON schema", "response_format", ""))
+    for one, is_strict, what, param, name in asked:
         if one:
             text = _json(one, param)
-            prefix = f"s{sha256(text.encode()).hexdigest()[:12]}-"
-            made = _compiled(text, is_strict, prefix, param, by_property=True)
+            made = _compiled(text, is_strict, _prefix(text), param, by_property=True)
             _warn_of(made, what)
             rules.append({
                 "schema": json.loads(text), "rules": made.rules.grammar,
-                "properties": dict(made.rules.properties),
+                "properties": dict(made.rules.properties), "tool": name,
             })  # fmt: skip
     return rules
+
+
+def argument_grammar(tools: Sequence[Mapping[str, Any]], asked: Sequence[Mapping[str, Any]]) -> str:
+    """The rules of the arguments that a chat template writes outside JSON.
+
+    What its form cannot keep of a parameter's schema is an error if the function has
+    `"strict": True`, else a UserWarning.
+
+    Args:
+        tools: the chat's tools.
+        asked: what the engine asks for: the rule "argument-N" for the N-th of them.
+    """
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    schemas = dict[str, Any]()
+    lines = []
+    for i, one in enumerate(asked):
+        function = functions[one["tool"]]
+        is_strict = function.get("strict") is True
+        if one["tool"] not in schemas:
+            text = _json(function.get("parameters") or {"type": "object"}, "tools")
+            made = _compiled(text, is_strict, _prefix(text), "tools", by_property=True)
+            schemas[one["tool"]] = made.schema
+        wanted = _alone(schemas[one["tool"]], one["parameter"], one["form"])
+        rules, lost = _argument(*wanted, one["form"], tuple(one["without"]))
+        if lost:
+            name = f", parameter {one['parameter']}" if one["parameter"] else ""
+            problem = f"tool {one['tool']}{name}: the form of the chat template has no {lost}"
+            if is_strict:
+                raise ArgumentError(
+                    "tools", problem=problem, remedy='leave "strict" out of the function'
+                )
+            warn(f"{problem}: it is left out of the grammar")
+        if rules:
+            lines += [f"argument-{i} ::= {rules.partition(' ::= ')[0]}", rules.rstrip()]
+    return "".join(f"{line}\n" for line in dict.fromkeys(lines))
+
+
+def _alone(schema: Any, parameter: str, form: str) -> tuple[str, str]:
+    """A schema and an argument's name; without what is not about it, so that equal ones share."""
+    from pyllama_spec.schema.keywords import KEPT
+
+    part = schema.get("properties", {}).get(parameter)
+    if form not in ("text", "typed", "json") or not isinstance(part, dict):
+        return json.dumps(schema), parameter
+    kept = json.dumps({key: value for key, value in part.items() if key in KEPT})
+    if '"$' in kept:
+        return json.dumps(schema), parameter
+    return f'{{"properties": {{"": {kept}}}}}', ""
+
+
+@lru_cache(maxsize=1024)
+def _argument(text: str, parameter: str, form: str, marks: tuple[str, ...]) -> tuple[str, str]:
+    """The rules of an argument, and what they cannot keep of its schema."""
+    from pyllama_spec.schema import argument_rules, beside_properties
+
+    schema = json.loads(text)
+    if form == "parts":
+        return "", " and ".join(beside_properties(schema))
+    if form == "elements":
+        parts = schema.get("properties", {}).get(parameter)
+        return "", " and ".join(dict.fromkeys(beside_properties(parts, is_deep=True)))
+    prefix = _prefix(repr((text, parameter, form, marks)))
+    try:
+        rules = argument_rules(schema, prefix, parameter, form, marks)
+        lost = "value that fits its schema"
+    except SchemaError as error:
+        rules, lost = None, f"{error.keyword or 'such schema'}: {error}"
+    if rules is not None:
+        return rules, ""
+    free = {"type": "object", "properties": {parameter: {"type": "string"}}}
+    loose = {"type": "object"} if form == "gemma4" else free
+    return argument_rules(loose, prefix, parameter, form, marks) or "", lost
+
+
+def _prefix(text: str) -> str:
+    """The beginning of the names of rules that are made of a text."""
+    from hashlib import sha256
+
+    return f"s{sha256(text.encode()).hexdigest()[:12]}-"
 
 
 def _warn_of(made: Loosened, what: str) -> None:

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -185,7 +185,7 @@ def lacking(row: Row) -> str:
     return f"needs {', '.join(missing)}: {row.remedy}" if missing else ""
 
 
-def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) -> bool:
+def check(names: Sequence[str]) -> bool:
     """Runs rows and records their results; returns whether all passed.
 
     A row that cannot run here leaves the record unchanged.
@@ -199,11 +199,11 @@ def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) 
         print(f"== {name}: make {row.target}", flush=True)
         # Taken before the run, which does not test later changes.
         sources, checked_out, begin = fingerprint(row), commit(), time.monotonic()
-        outcome = _FAILED if run(row.target) else _PASSED
+        outcome = _FAILED if make(row.target) else _PASSED
         seconds = round(time.monotonic() - begin)
         date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
         ended = Outcome(outcome, date, seconds, checked_out, sources)
-        write(record, {**read(record), name: ended})
+        write(RECORD, {**read(RECORD), name: ended})
         said[name] = f"{outcome} in {seconds} s"
     for name, text in said.items():
         print(f"== {name}: {text}")
@@ -238,7 +238,7 @@ def main() -> int:
         rows = chosen(args.rows, outcomes)
     except ValueError as error:
         parser.error(str(error))
-    return int(not check(rows, RECORD))
+    return int(not check(rows))
 
 
 if __name__ == "__main__":

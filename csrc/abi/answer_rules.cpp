@@ -155,18 +155,7 @@ answer_rules::answer_rules(const llama_spec_sampler_params & p, const llama_voca
         }
     }
     tables_ = std::move(made);
-    reset();
-}
-
-void answer_rules::reset() {
-    n_generated_ = 0;
-    n_thought_   = 0;
-    force_at_    = -1;
-    thinking_    = false;
-    text_.clear();
-    raw_.clear();
-    recent_.clear();
-    if (tables_ && tables_->begins_in_thought) {
+    if (tables_->begins_in_thought) {
         begin_thought();
     }
 }

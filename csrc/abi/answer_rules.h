@@ -45,8 +45,6 @@ class answer_rules {
     }
     void accept(int32_t id);
     bool is_thinking() const { return thinking_; }
-    // Returns to the beginning of the answer.
-    void reset();
 
   private:
     struct tables;

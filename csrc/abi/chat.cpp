@@ -374,7 +374,7 @@ int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_sp
         with_bounds(CHAT_BOUNDS, [&] { with_code(LLAMA_SPEC_ARGUMENT, [&] {
             const llama_vocab * vocab = chat->model->vocab();
             const auto given   = parsed(request, "the request");
-            const schema_rules rules(given.value("schema_rules", common_json()));
+            schema_rules rules(given.value("schema_rules", common_json()));
             const auto inputs  = read_request(given, *chat);
             auto       applied = common_chat_templates_apply(chat->templates.get(), inputs);
 
@@ -390,7 +390,7 @@ int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_sp
                 { "thinking_start", applied.thinking_start_tag }, { "thinking_ends", applied.thinking_end_tags },
                 { "prefill", prefill(vocab, applied.generation_prompt) },
                 { "object_arguments", common_chat_templates_get_caps(chat->templates.get()).at("supports_object_arguments") },
-                { "has_call_ids", has_call_ids(applied.parser) },
+                { "has_call_ids", has_call_ids(applied.parser) }, { "unmade", rules.asked },
                 { "preserved_tokens", std::vector<llama_token>(sampling.preserved_tokens.begin(), sampling.preserved_tokens.end()) },
             };
             write_triggers(sampling, json);

@@ -39,7 +39,6 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
     if (!why.empty()) {
         fail(LLAMA_SPEC_ARGUMENT, why);
     }
-    const int32_t * seq = b.seq;
     int32_t n_outputs = 0;
     for (int32_t i = 0; i < b.n_tokens; ++i) {
         n_outputs += state.outputs_all || b.output[i] != 0;
@@ -53,18 +52,8 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
             fail(LLAMA_SPEC_ARGUMENT, at("position", b.pos[i], i) + " is outside 0 .. " + std::to_string(state.n_positions - 1) +
                     ", for which the model has embeddings");
         }
-        const int32_t n = b.n_seq != nullptr ? b.n_seq[i] : 1;
-        if (n < 1 || n > n_seq_max) {
-            fail(LLAMA_SPEC_ARGUMENT, at("sequence count", n, i) + " is outside 1 .. " + std::to_string(n_seq_max));
-        }
-        if (n > 1 && llama_n_ctx_seq(state.ctx) < llama_n_ctx(state.ctx)) {
-            fail(LLAMA_SPEC_ARGUMENT, at("sequence count", n, i) + " needs a memory that its sequences share: open the context "
-                    "with `kv_unified=True`");
-        }
-        for (int32_t k = 0; k < n; ++k, ++seq) {
-            if (*seq < 0 || *seq >= n_seq_max) {
-                fail(LLAMA_SPEC_ARGUMENT, at("sequence", *seq, i) + " is outside 0 .. " + std::to_string(n_seq_max - 1));
-            }
+        if (b.seq[i] < 0 || b.seq[i] >= n_seq_max) {
+            fail(LLAMA_SPEC_ARGUMENT, at("sequence", b.seq[i], i) + " is outside 0 .. " + std::to_string(n_seq_max - 1));
         }
     }
     if (n_outputs > state.n_outputs_max) {
@@ -73,22 +62,13 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
     }
 }
 
-// Calls f(token, sequence) for each sequence of each token.
-template <class F> void for_places(const llama_spec_batch & b, F f) {
-    const int32_t * seq = b.seq;
-    for (int32_t i = 0; i < b.n_tokens; ++i) {
-        const int32_t n = b.n_seq != nullptr ? b.n_seq[i] : 1;
-        for (int32_t k = 0; k < n; ++k, ++seq) {
-            f(i, *seq);
-        }
-    }
-}
-
 // Counts the tokens of each sequence in a batch.
 const std::vector<int32_t> & counted(context_state & state, const llama_spec_batch & b) {
     auto & counts = state.seq_counts;
     std::fill(counts.begin(), counts.end(), 0);
-    for_places(b, [&](int32_t, int32_t seq) { ++counts[(size_t) seq]; });
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        ++counts[(size_t) b.seq[i]];
+    }
     return counts;
 }
 
@@ -100,21 +80,20 @@ void check_begun(context_state & state, const llama_spec_batch & b) {
     }
     auto & counts = state.seq_counts;
     std::fill(counts.begin(), counts.end(), 0);
-    for_places(b, [&](int32_t i, int32_t seq) {
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        const int32_t seq = b.seq[i];
         const bool is_first = counts[(size_t) seq]++ == 0;
         if (is_first && b.pos[i] > 0 && llama_memory_seq_pos_max(llama_get_memory(state.ctx), seq) < 0) {
             fail(LLAMA_SPEC_ARGUMENT, at("position", b.pos[i], i) + " follows nothing: sequence " + std::to_string(seq) +
                     " is empty. Decode it from position 0 on");
         }
-    });
+    }
 }
 
 llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     state.seq_ptrs.clear();
-    int32_t * seq = const_cast<int32_t *>(b.seq);
     for (int32_t i = 0; i < b.n_tokens; ++i) {
-        state.seq_ptrs.push_back(seq);
-        seq += b.n_seq != nullptr ? b.n_seq[i] : 1;
+        state.seq_ptrs.push_back(const_cast<int32_t *>(b.seq) + i);
     }
     state.seq_ptrs.push_back(nullptr);
 
@@ -133,7 +112,7 @@ llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     out.token    = const_cast<int32_t *>(b.ids);
     out.embd     = const_cast<float *>(b.rows);
     out.pos      = n_pos > 1 ? state.positions.data() : const_cast<int32_t *>(b.pos);
-    out.n_seq_id = b.n_seq != nullptr ? const_cast<int32_t *>(b.n_seq) : state.ones.data();
+    out.n_seq_id = state.ones.data();
     out.seq_id   = state.seq_ptrs.data();
     out.logits   = const_cast<int8_t *>(b.output);
     return out;
@@ -161,8 +140,6 @@ void note_snapshots(context_state & state, const llama_spec_batch & b) {
     }
     const auto & counts = counted(state, b);
     const auto n_seqs = (int32_t) counts.size() - (int32_t) std::count(counts.begin(), counts.end(), 0);
-    // A cell that several sequences share cannot roll back for one of them.
-    const bool is_shared = b.n_seq != nullptr && std::any_of(b.n_seq, b.n_seq + b.n_tokens, [](int32_t n) { return n > 1; });
     const llama_memory_recurrent * states = state.states;
     const int32_t n_rs_seq = (int32_t) llama_n_rs_seq(state.ctx);
     for (size_t s = 0; s < counts.size(); ++s) {
@@ -173,7 +150,7 @@ void note_snapshots(context_state & state, const llama_spec_batch & b) {
         // A decode of other sequences may have promoted a snapshot: the older planes then count from another state.
         const bool is_promoted = states != nullptr && state.n_undone[s] != states->rs_idx[s];
         if (counts[s] > 0) {
-            state.n_undo[s] = is_shared || is_cut || is_moved ? 0 : std::min(counts[s] - 1, n_rs_seq);
+            state.n_undo[s] = is_cut || is_moved ? 0 : std::min(counts[s] - 1, n_rs_seq);
         } else if (is_moved || is_promoted) {
             state.n_undo[s] = 0;
         }

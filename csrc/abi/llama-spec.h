@@ -40,9 +40,6 @@ const char * llama_spec_row_kernels(void);
 /* For comparisons, on this thread: makes decodes use the engine's own kernels instead of ours. Rows of a batch then
  * differ from single rows. */
 void llama_spec_set_stock_kernels(bool are_stock);
-/* For comparisons, on this thread: uses all of a context's threads, even if other programs share the cores and fewer
- * threads are faster. */
-void llama_spec_set_all_threads(bool are_all);
 /* Call before the process ends, so that no thread computes while static data is destroyed. Stops the decodes and loads
  * of all threads, refuses new decodes, and waits until no thread is inside a call, or for the timeout. */
 void llama_spec_shutdown(int32_t timeout_ms);
@@ -293,7 +290,7 @@ int  llama_spec_set_adapters(llama_spec_context * ctx, llama_spec_adapter ** ada
 /* Ranges are [p0, p1); p1 < 0 means to the end. seq_rm: UNSUPPORTED if a part alone cannot be removed. */
 int llama_spec_memory_clear(llama_spec_context * ctx);
 int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t p1);
-int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_t p0, int32_t p1);
+int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to);
 int llama_spec_seq_positions(llama_spec_context * ctx, int32_t seq, int32_t * first, int32_t * last);
 /* The version of the engine's state format; it accepts no other. */
 int32_t llama_spec_state_version(void);
@@ -349,7 +346,6 @@ int  llama_spec_sampler_new(llama_spec_model * model, const struct llama_spec_sa
                             llama_spec_sampler ** out);
 void llama_spec_sampler_free(llama_spec_sampler * sampler);
 int  llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler ** out);
-int  llama_spec_sampler_reset(llama_spec_sampler * sampler);
 /* Draws a token from the row of token i of the last batch, without advancing penalties or grammar. */
 int  llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * id);
 /* The same for a row of the caller's: [n_vocab] float32. */
@@ -414,8 +410,7 @@ int  llama_spec_chat_parse(llama_spec_chat_session * session, const char * text,
 
 /* ---- quantize ------------------------------------------------------------------------------------- */
 
-int llama_spec_quantize(const char * path, const char * out_path, const char * type, int32_t n_threads, bool pure,
-                        bool allow_requantize);
+int llama_spec_quantize(const char * path, const char * out_path, const char * type, int32_t n_threads, bool pure);
 /* The name of the i-th type that quantize accepts; NULL past the last. */
 const char * llama_spec_quantize_type(int32_t i);
 /* cdef end */

@@ -96,21 +96,12 @@ int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t
     });
 }
 
-int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_t p0, int32_t p1) {
+int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to) {
     return guarded_call(ctx, [&](context_state & state) {
         check_seq(state, from);
         check_seq(state, to);
         llama_memory_t memory = memory_of(state);
-        if (!state.n_undo.empty() && (p0 > 0 || (p1 >= 0 && p1 <= llama_memory_seq_pos_max(memory, from)))) {
-            fail(LLAMA_SPEC_UNSUPPORTED, "a recurrent state can only be copied whole");
-        }
-        try {
-            llama_memory_seq_cp(memory, from, to, p0, p1);
-        } catch (const engine_abort &) {
-            // The engine asserts this before it copies anything: with a stream for each sequence, it copies only whole
-            // sequences.
-            fail(LLAMA_SPEC_UNSUPPORTED, "a part of a sequence can only be copied in a context with kv_unified");
-        }
+        llama_memory_seq_cp(memory, from, to, 0, -1);
         // With a stream for each sequence, the engine defers copying keys and values to the next decode. Until then a
         // save, a restore or a removal would see the wrong ones.
         state.ctx->memory_update(false);

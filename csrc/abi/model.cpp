@@ -413,8 +413,7 @@ const char * llama_spec_quantize_type(int32_t i) {
     return i >= 0 && i < n ? TYPES[i].name : nullptr;
 }
 
-int llama_spec_quantize(const char * path, const char * out_path, const char * type, int32_t n_threads, bool pure,
-                        bool allow_requantize) {
+int llama_spec_quantize(const char * path, const char * out_path, const char * type, int32_t n_threads, bool pure) {
     return guarded([&] {
         llama_model_quantize_params params = llama_model_quantize_default_params();
         bool found = false;
@@ -427,7 +426,7 @@ int llama_spec_quantize(const char * path, const char * out_path, const char * t
         require(found, "there is no such quantisation type");
         params.nthread          = n_threads;
         params.pure             = pure;
-        params.allow_requantize = allow_requantize;
+        params.allow_requantize = true;   // what quantised weights have lost stays lost
         if (llama_model_quantize(path, out_path, &params) != 0) {
             fail(LLAMA_SPEC_LOAD, "the engine could not quantise the file");
         }

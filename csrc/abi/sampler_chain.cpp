@@ -49,11 +49,6 @@ void logit_changes::accept(int32_t id) {
     }
 }
 
-void logit_changes::reset() {
-    recent_.clear();
-    counts_.clear();
-}
-
 llama_grammar * copy_grammar(const llama_grammar & from) {
     std::unique_ptr<llama_grammar> to(new llama_grammar {
         from.vocab, from.rules, from.stacks, from.partial_utf8, from.lazy, from.awaiting_trigger, from.trigger_buffer,
@@ -228,26 +223,12 @@ llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_st
     return grammar;
 }
 
-void show_prefill(llama_spec_sampler & s) {
-    for (const int32_t id : s.grammar_prefill) {
-        llama_sampler_accept(s.grammar, id);
-        llama_grammar_accept_impl(*s.shadow, id);
-    }
-}
-
-void make_shadow(llama_spec_sampler & s, const char * text, const char * root) {
-    s.shadow = owned(llama_grammar_init_impl(s.model->vocab(), text, root, false, nullptr, 0, nullptr, 0));
-    s.shadow_begin = copy_of(s.shadow);
-}
-
 void watch_thoughts(llama_spec_sampler & s, const llama_spec_sampler_params & p) {
     s.thoughts.start = p.thought_start;
     s.thoughts.ends.assign(p.thought_ends, p.thought_ends + p.n_thought_ends);
     s.thoughts.is_open = p.thought_is_open;
-    s.thoughts_begin   = s.thoughts;
-    s.waiting_begin = owned(llama_grammar_init_impl(s.model->vocab(), p.grammar, root_of(p), true, p.grammar_triggers,
+    s.waiting = owned(llama_grammar_init_impl(s.model->vocab(), p.grammar, root_of(p), true, p.grammar_triggers,
             (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens));
-    s.waiting = copy_of(s.waiting_begin);
 }
 
 } // namespace
@@ -277,11 +258,14 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
             within(GRAMMAR_BOUNDS, [&] {
                 s->grammar = make_grammar(*params, *s->model);
                 if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
-                    s->grammar_prefill.assign(params->grammar_prefill, params->grammar_prefill + params->n_grammar_prefill);
-                    make_shadow(*s, params->grammar, root_of(*params));
+                    s->shadow = owned(llama_grammar_init_impl(
+                            s->model->vocab(), params->grammar, root_of(*params), false, nullptr, 0, nullptr, 0));
                     s->hidden = std::make_shared<std::vector<bool>>(hidden_tokens(s->model->vocab(), params->grammar));
+                    for (int32_t i = 0; i < params->n_grammar_prefill; ++i) {
+                        llama_sampler_accept(s->grammar, params->grammar_prefill[i]);
+                        llama_grammar_accept_impl(*s->shadow, params->grammar_prefill[i]);
+                    }
                 }
-                show_prefill(*s);
             });
             s->is_lazy = params->n_grammar_triggers > 0;
             if (params->thought_start != nullptr && (s->is_lazy || params->n_trigger_tokens > 0)) {
@@ -314,38 +298,14 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         // A copy inherits the remaining time of its grammar: otherwise each copy of a slow one would get the full time
         // again.
         s->grammar_seconds_left = from.grammar_seconds_left;
-        s->grammar_prefill = from.grammar_prefill;
         s->hidden          = from.hidden;
         s->shadow          = copy_of(from.shadow);
-        s->shadow_begin    = copy_of(from.shadow_begin);
         s->is_lazy     = from.is_lazy;
         s->n_unmatched = from.n_unmatched;
         s->thoughts       = from.thoughts;
-        s->thoughts_begin = from.thoughts_begin;
         s->waiting        = copy_of(from.waiting);
-        s->waiting_begin  = copy_of(from.waiting_begin);
         s->chain     = llama_sampler_clone(from.chain);
         s->grammar   = from.grammar != nullptr ? llama_sampler_clone(from.grammar) : nullptr;
         *out = s.release();
-    });
-}
-
-int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
-    return guarded_call(sampler, [&](llama_spec_sampler & s) {
-        llama_sampler_reset(s.chain);
-        s.rules.reset();
-        s.changes.reset();
-        s.noise.place = 0;
-        s.n_unmatched = 0;
-        s.thoughts    = s.thoughts_begin;
-        s.grammar_seconds_left = GRAMMAR_BOUNDS.seconds;
-        if (s.grammar != nullptr) {
-            within(GRAMMAR_BOUNDS, [&] {
-                llama_sampler_reset(s.grammar);
-                s.shadow  = copy_of(s.shadow_begin);
-                s.waiting = copy_of(s.waiting_begin);
-                show_prefill(s);
-            });
-        }
     });
 }

@@ -48,10 +48,6 @@ void llama_spec_set_stock_kernels(bool are_stock) {
     pyllama_spec_set_stock_kernels(are_stock);
 }
 
-void llama_spec_set_all_threads(bool are_all) {
-    pyllama_spec_set_all_threads(are_all);
-}
-
 void llama_spec_set_log_level(int level) {
     set_log_level(level);
 }

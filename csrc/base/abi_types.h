@@ -38,8 +38,7 @@ struct llama_spec_batch {
     const float   * rows;       /* [n_tokens, n_row] state or embedding rows, or NULL */
     int32_t         n_row;
     const int32_t * pos;        /* [n_tokens] */
-    const int32_t * n_seq;      /* [n_tokens] sequence ids per token, or NULL for one each */
-    const int32_t * seq;        /* [sum(n_seq)] */
+    const int32_t * seq;        /* [n_tokens] */
     const int8_t  * output;     /* [n_tokens] non-zero to get logits */
     int32_t         mode;       /* enum llama_spec_draft_mode; ignored by other models */
     int32_t         head;       /* for an MTP context: which of the model's heads computes the batch, 0 the first */

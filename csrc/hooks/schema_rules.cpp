@@ -37,6 +37,12 @@ schema_rules::schema_rules(const common_json & given) : outer(current) {
             for (const auto & [name, rules] : one.at("properties").items()) {
                 made.properties[name] = rules.template get<std::string>();
             }
+            const auto & schema = one.at("schema");
+            if (schema.contains("required") && schema.at("required").is_array()) {
+                for (const auto & name : schema.at("required")) {
+                    needed_by_tool[one.value("tool", "")].insert(name.template get<std::string>());
+                }
+            }
         }
     }
     current = this;
@@ -44,6 +50,20 @@ schema_rules::schema_rules(const common_json & given) : outer(current) {
 
 schema_rules::~schema_rules() {
     current = outer;
+}
+
+schema_rules * schema_rules::of_this_thread() {
+    return current == nullptr || current->by_schema.empty() ? nullptr : current;
+}
+
+std::string schema_rules::unmade(const std::string & tool, const std::string & parameter, const std::string & form,
+                                 const std::vector<std::string> & without) {
+    const common_json place = { { "tool", tool }, { "parameter", parameter }, { "form", form }, { "without", without } };
+    const auto [found, is_new] = numbers.emplace(place.dump(), asked.size());
+    if (is_new) {
+        asked.push_back(place);
+    }
+    return "argument-" + std::to_string(found->second);
 }
 
 common_chat_schema_ptr with_rules(const std::function<common_chat_schema_ptr()> & build, const common_json & root, const std::string * property) {

@@ -7,7 +7,9 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace llama_spec {
 
@@ -21,12 +23,24 @@ struct compiled_schema {
 // Sets the rules of schemas for this thread during the object's lifetime.
 class schema_rules {
 public:
-    // A list of {"schema": {...}, "rules": "...", "properties": {"name": "..."}}, or null.
+    // A list of {"schema": {...}, "rules": "...", "properties": {"name": "..."}, "tool": "..."}, or null.
     explicit schema_rules(const common_json & given);
     ~schema_rules();
 
     schema_rules(const schema_rules &)             = delete;
     schema_rules & operator=(const schema_rules &) = delete;
+
+    // The rules that are set, if there are any.
+    static schema_rules * of_this_thread();
+
+    // The parameters that a tool requires.
+    const std::set<std::string> & needed(const std::string & tool) { return needed_by_tool[tool]; }
+
+    // The name of a rule that Python has yet to make; each of them is in `asked`.
+    std::string unmade(const std::string & tool, const std::string & parameter, const std::string & form,
+                       const std::vector<std::string> & without);
+
+    common_json asked = common_json::array();
 
 private:
     friend common_chat_schema_ptr with_rules(const std::function<common_chat_schema_ptr()> &, const common_json &, const std::string *);
@@ -36,7 +50,9 @@ private:
         std::map<std::string, std::string> properties;
     };
 
-    std::map<std::string, entry> by_schema;
+    std::map<std::string, entry>                 by_schema;
+    std::map<std::string, std::set<std::string>> needed_by_tool;
+    std::map<std::string, size_t>                numbers;  // of what is asked
     schema_rules *               outer;
 };
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyllama_spec.bench.config import BenchConfig
-from pyllama_spec.bench.machine import Streaming
 from pyllama_spec.bench.sides import Run
-from pyllama_spec.engine.context import NO_TRANSFERS, Transfers
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 
@@ -28,7 +26,6 @@ class Totals:
     stats: SpeculationStats
     cpu_s: float
     rounds_cpu_s: float
-    transfers: Transfers
 
     @property
     def n_tokens(self) -> int:
@@ -62,9 +59,6 @@ def total(runs: Iterable[Run]) -> Totals:
         stats=stats,
         cpu_s=sum(run.cpu_s for run in all_runs),
         rounds_cpu_s=sum(run.rounds_cpu_s for run in all_runs),
-        transfers=functools.reduce(
-            Transfers.plus, (run.transfers for run in all_runs), NO_TRANSFERS
-        ),
     )
 
 
@@ -192,8 +186,6 @@ class Setup:
     """How the benchmark ran, in addition to its configuration.
 
     `draft` is its name in tables: its file, else the drafter; "auto: ..." where auto chose it.
-    `weight_bytes` are what decoding one plain token reads, `weight_basis` says whence the number
-    is. `streaming` is None if the weights are on a GPU.
     """
 
     target: str
@@ -202,9 +194,6 @@ class Setup:
     n_ctx: int
     n_threads: int
     max_draft: int
-    weight_bytes: int
-    weight_basis: str
-    streaming: Streaming | None
     provenance: dict[str, Any]
     notes: tuple[str, ...] = ()
     placement: dict[str, int] = field(default_factory=dict)

@@ -17,7 +17,6 @@ from pyllama_spec.bench.sides import Side, open_sides
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.model_drafter import weight_bytes
 from pyllama_spec.drafters.registry import AUTO, check_before, wants_head
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
@@ -91,12 +90,9 @@ def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequenc
 
 def _setups(config: BenchConfig, model: Model, specs: Sequence[Side], n_ctx: int) -> list[Setup]:
     """The setup of each draft."""
-    n_threads = specs[0].runtime.context.n_threads
-    streaming = None if model.is_on_gpu else machine.measure_streaming(n_threads)
     drafts = (config.draft, *config.also)
     return [
-        _setup(config, draft, model, spec, n_ctx, streaming)
-        for draft, spec in zip(drafts, specs, strict=True)
+        _setup(config, draft, model, spec, n_ctx) for draft, spec in zip(drafts, specs, strict=True)
     ]
 
 
@@ -106,7 +102,6 @@ def _setup(
     model: Model,
     spec: Side,
     n_ctx: int,
-    streaming: machine.Streaming | None,
 ) -> Setup:
     files = {"target": machine.describe_file(model.path)}
     is_auto = isinstance(draft, str) and draft == AUTO
@@ -114,7 +109,6 @@ def _setup(
     if file is not None:
         files["draft"] = machine.describe_file(file)
     name = spec.name if file is None else file.name
-    n_bytes, basis = weight_bytes(model)
     return Setup(
         target=model.description,
         drafter=spec.name,
@@ -122,9 +116,6 @@ def _setup(
         n_ctx=n_ctx,
         n_threads=spec.runtime.context.n_threads,
         max_draft=spec.runtime.round.max_draft,
-        weight_bytes=n_bytes,
-        weight_basis=basis,
-        streaming=streaming,
         placement=model.placement,
         draft_placement=spec.draft_placement,
         provenance={

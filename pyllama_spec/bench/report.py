@@ -47,9 +47,6 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         },
         "categories": {name: _comparison(one) for name, one in result.categories.items()},
         "time": {"plain": _time(both.plain), "spec": _time(both.spec)},
-        "crossings_per_round": {
-            "plain": _transfers(both.plain), "spec": _transfers(both.spec),
-        },
         "prompt_cost_ratio": ratio(both.spec.timing.prompt_s, both.plain.timing.prompt_s),
         "by_source": sources_as_dict(both.spec.stats.by_source),
         "accepted_histogram": both.spec.stats.accepted_histogram,
@@ -57,7 +54,6 @@ def to_json(result: BenchResult) -> dict[str, Any]:
             {**asdict(one), "rate": one.rate, "rate_of_drafted": one.rate_of_drafted}
             for one in acceptance_by_depth(pair.spec for pair in result.pairs)
         ],
-        "bandwidth": _bandwidth(result),
         "settings": {
             "target": setup.target, "drafter": setup.drafter, "draft": setup.draft,
             "n_tokens": config.n_tokens,
@@ -132,32 +128,6 @@ def _time(totals: Totals) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _transfers(totals: Totals) -> dict[str, float] | None:
-    """The transfers between the host and devices in a round; None without rounds."""
-    n = totals.stats.rounds
-    return {name: count / n for name, count in totals.transfers._asdict().items()} if n else None
-
-
-def _bandwidth(result: BenchResult) -> dict[str, Any]:
-    """Bytes of weights that plain decoding reads per second, against the memory bandwidth."""
-    setup, tps = result.setup, result.comparison.plain.tps
-    reads = None if tps is None else tps * setup.weight_bytes
-    streaming = setup.streaming
-    return {
-        "weight_bytes_per_token": setup.weight_bytes,
-        "weight_bytes_basis": setup.weight_basis,
-        "plain_bytes_per_s": reads,
-        "streaming_bytes_per_s": streaming.bytes_per_s if streaming else None,
-        "streaming_sum_bytes_per_s": streaming.sum_bytes_per_s if streaming else None,
-        "streaming_copy_bytes_per_s": streaming.copy_bytes_per_s if streaming else None,
-        "streaming_method": streaming.method if streaming else "not measured: weights on a GPU",
-        "fraction_of_streaming": ratio(reads, streaming.bytes_per_s if streaming else None),
-        "weights_fit_cache": (
-            setup.weight_bytes <= setup.provenance["machine"]["last_level_cache_bytes"]
-        ),
-    }
-
-
 # ---- remarks
 
 
@@ -227,7 +197,7 @@ _Figures = Mapping[str, Any]
 
 
 def table(result: BenchResult) -> str:
-    """The figures of to_json() as text: prompts, totals, times, acceptance, bandwidth."""
+    """The figures of to_json() as text: prompts, totals, times, acceptance."""
     runs = to_json(result)
     runs_of = [runs, *runs.get("others", ())]
     parts = [_one_table(one) for one in runs_of]
@@ -237,7 +207,7 @@ def table(result: BenchResult) -> str:
 
 
 def _one_table(run: _Figures) -> str:
-    blocks = (_head, _prompts, _categories, _times, _crossings, _controller, _acceptance, _reading)
+    blocks = (_head, _prompts, _categories, _times, _controller, _acceptance)
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := block(run)))
 
 
@@ -365,25 +335,6 @@ def _ms(run: _Figures, side: str, part: str) -> float | None:
     return ratio(1e3 * time[part], time["decode_s"] * tps if tps else None)
 
 
-def _crossings(run: _Figures) -> list[str]:
-    """The transfers of a round to and from devices; [] where all layers are on the CPU."""
-    sides = run["crossings_per_round"]
-    if not any(n for one in sides.values() if one for n in one.values()):
-        return []
-    head = ["per round", "kB to devices", "kB to the host", "kB between", "copies", "waits",
-            "graphs"]  # fmt: skip
-    rows = []
-    for side, name in (("plain", "plain"), ("spec", "with draft")):
-        if (of := sides[side]) is not None:
-            sizes = (of["bytes_to_device"], of["bytes_to_host"], of["bytes_between"])
-            copies = of["copies_to_device"] + of["copies_to_host"] + of["copies_between"]
-            counts = (copies, of["synchronisations"], of["graphs"])
-            rows.append([
-                name, *(_number(size / 1e3) for size in sizes), *(_number(n, 1) for n in counts),
-            ])  # fmt: skip
-    return _aligned([head, *rows])
-
-
 def _controller(run: _Figures) -> list[str]:
     """The controller's requests and results per prompt; [] if it never asked the drafter."""
     if not any(one["asked"] for one in run["prompts"]):
@@ -414,24 +365,6 @@ def _acceptance(run: _Figures) -> list[str]:
         *_aligned(rows),
         "rounds that accepted 0, 1, 2 ...: " + " ".join(map(str, run["accepted_histogram"])),
         *([f"accepted of drafted tokens by source: {sources}"] if sources else []),
-    ]
-
-
-def _reading(run: _Figures) -> list[str]:
-    """The bytes that plain decoding reads, beside what the memory streams."""
-    of = run["bandwidth"]
-    if of["plain_bytes_per_s"] is None:
-        return []
-    line = f"plain decoding reads {of['weight_bytes_per_token'] / 1e6:.1f} MB of weights per token"
-    line += f": {of['plain_bytes_per_s'] / 1e9:.2f} GB/s"
-    if of["streaming_bytes_per_s"] is None:
-        return [line]
-    ceiling, share = of["streaming_bytes_per_s"] / 1e9, 100 * of["fraction_of_streaming"]
-    fits = ["(they fit the cache: memory bandwidth is not the limit)"] * of["weights_fit_cache"]
-    return [
-        f"{line}, {share:.0f}% of the {ceiling:.1f} GB/s that memory streams here",
-        *fits,
-        f"({of['streaming_method']})",
     ]
 
 

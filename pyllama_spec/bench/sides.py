@@ -20,7 +20,6 @@ from pyllama_spec.drafters import Drafter, NoDrafter
 from pyllama_spec.drafters.registry import MTP, make_drafter_for
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.context import NO_TRANSFERS, Transfers
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.options import RequestOptions
@@ -47,7 +46,6 @@ class Run:
     stats: SpeculationStats
     cpu_s: float = 0.0
     rounds_cpu_s: float = 0.0
-    transfers: Transfers = NO_TRANSFERS
 
 
 class Side(Closeable):
@@ -103,9 +101,7 @@ class Side(Closeable):
             rounds = loop.generate(sequence, sampler, n_tokens, observe, rejection, noise)
             steps = [next(rounds)]  # from the prompt
             drawn = process_time()
-            before = self.runtime.context.transfers_with_drafts
             steps += rounds
-            transfers = self.runtime.context.transfers_with_drafts.since(before)
         finally:
             for one in (rejection, noise, sampler):
                 if one is not None:
@@ -119,7 +115,6 @@ class Side(Closeable):
             stats=loop.stats,
             cpu_s=end - start,
             rounds_cpu_s=end - drawn,
-            transfers=transfers,
         )
 
     def close(self) -> None:

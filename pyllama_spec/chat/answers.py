@@ -27,9 +27,10 @@ _NULLABLE_LOOP = re.compile(r"\((\S+)\? space\)\+")
 _TEXT_BEFORE_CALL = re.compile(
     r"^(root ::= .*?)\buntil-\d+\?? (?:space )?(?=tool-call)", re.MULTILINE
 )
-# White space inside of a call's JSON, which a small model would repeat without end: a blank at
-# most, as in constraints.py. What lies between the tags of a call stays the template's.
-_JSON_SPACE = re.compile(r'(?<="[{\[:,]" )space\b|\bspace(?= "[}\]:,]")')
+# White space inside of a call's JSON, which a small model would repeat without end: a blank after
+# commas and colons, as in schema/. What lies between the tags of a call stays the template's.
+_BLANK_AFTER = re.compile(r'(?<="[:,]" )space\b')
+_NO_BLANK = re.compile(r'(?<="[{\[]" )space\b|\bspace(?= "[}\]:,]")')
 # The engine's grammars of calls in tags of their own take several, also where one was asked for.
 _REPEATED_CALLS = re.compile(
     r"^((?:tool-calls|tools) ::= )\((\S+?)(?: space)?\)[+*]$", re.MULTILINE
@@ -50,8 +51,8 @@ def calls_grammar(rules: str, *, single: bool, at_once: bool) -> str:
     rules = _REPEATED_CALLS.sub(r"\1\2", rules) if single else rules
     if not at_once:
         return rules
-    rules = _JSON_SPACE.sub("blank", _TEXT_BEFORE_CALL.sub(r"\1", rules))
-    return f'{rules.rstrip()}\nblank ::= " "?\n'
+    rules = _BLANK_AFTER.sub('" "', _TEXT_BEFORE_CALL.sub(r"\1", rules))
+    return _NO_BLANK.sub("", rules)
 
 
 def renamed(rules: str, prefix: str) -> str:
@@ -84,15 +85,12 @@ def after(text: str, rules: str) -> str:
 def named_calls(arguments: Mapping[str, str]) -> str:
     """Rules for {"name": ..., "arguments": ...}."""
     names = {name: f"call-{i}-" for i, name in enumerate(arguments)}
-    lines = [f"root ::= {' | '.join(f'{one}call' for one in names.values())}", 'blank ::= " "?']
+    lines = [f"root ::= {' | '.join(f'{one}call' for one in names.values())}"]
     for name, prefix in names.items():
         # The name as JSON has it, and that as a text of the grammar.
-        text = json.dumps('"name": ' + json.dumps(name, ensure_ascii=False), ensure_ascii=False)
-        lines.append(
-            f'{prefix}call ::= "{{" blank {text} blank "," blank "\\"arguments\\":" blank '
-            f'{prefix}root blank "}}"'
-        )
-        lines.append(renamed(arguments[name], prefix))
+        begun = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+        text = json.dumps(begun, ensure_ascii=False)
+        lines += [f'{prefix}call ::= {text} {prefix}root "}}"', renamed(arguments[name], prefix)]
     return "\n".join(lines)
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.chat.prompts import check_fits, prompt_tokens
-from pyllama_spec.chat.template import ChatTemplate
+from pyllama_spec.chat.template import ChatTemplate, check_messages, name_of_tool
 from pyllama_spec.engine import Vocab
-from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.errors import OMITTED, ArgumentError, PyllamaSpecError, shown
 from pyllama_spec.files import read_text
 
@@ -27,7 +26,6 @@ _RIGHT_NAMED = (
     '{"id": "a", "category": "b", "messages": [{"role": "user", "content": "Hi"}]}'
 )
 _RIGHT = '{"prompt": "Once upon"} or {"messages": [{"role": "user", "content": "Hi"}]}'
-_MAX_NAME = 100
 _KEYS = {"id", "category", "messages", "prompt", "tools"}
 
 
@@ -54,7 +52,7 @@ class Prompt:
         if chat is True and not self.messages:
             return Prompt(self.id, self.category, ({"role": "user", "content": self.text},))
         if chat is False and self.messages:
-            text = "\n\n".join(str(message["content"]) for message in self.messages)
+            text = "\n\n".join(str(message["content"] or "") for message in self.messages)
             return Prompt(self.id, self.category, text=text)
         return self
 
@@ -111,59 +109,28 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
         raise ArgumentError(problem=f"not JSON: {error}") from None
     if not isinstance(entry, dict):
         raise ArgumentError(problem=shown(line.strip()), expected="a JSON object")
-    unknown = sorted(set(entry) - _KEYS)
-    if unknown:
+    if unknown := sorted(set(entry) - _KEYS):
         raise ArgumentError(
             problem=f"unknown key {shown(unknown[0])}",
             expected=f"keys of {', '.join(sorted(_KEYS))}",
         )
-    names = {"id": f"line {number}", "category": ""}
-    names |= {key: _name(entry, key) for key in names if key in entry or are_named}
     if ("messages" in entry) == ("prompt" in entry):
         raise ArgumentError("messages", expected="either 'messages' or 'prompt'")
+    named = {"id": f"line {number}", "category": ""}
+    named |= {key: _text(entry, key) for key in named if key in entry or are_named}
     if "prompt" in entry:
         if "tools" in entry:
             raise ArgumentError("tools", problem="needs 'messages' in place of 'prompt'")
-        return Prompt(names["id"], names["category"], text=_text(entry, "prompt"))
-    tools = _tools(entry["tools"]) if "tools" in entry else ()
-    return Prompt(names["id"], names["category"], _messages(entry["messages"]), tools=tools)
+        return Prompt(named["id"], named["category"], text=_text(entry, "prompt"))
+    tools = entry.get("tools", [])
+    if not isinstance(tools, list) or not all(map(name_of_tool, tools)):
+        raise ArgumentError("tools", tools, "a list of functions, each with a name")
+    messages = tuple(check_messages(entry["messages"]))
+    return Prompt(named["id"], named["category"], messages, tools=tuple(tools))
 
 
-def _text(entry: Mapping[str, Any], key: str, of: str = "") -> str:
-    value, place = entry.get(key), f"{of}{key}"
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
     if not isinstance(value, str) or not value:
-        raise ArgumentError(place, value, "a text that is not empty")
-    # Half of a character, which JSON can hold, would be read as another one.
-    return checked_text(value.replace("\0", " "), place) and value
-
-
-def _name(entry: Mapping[str, Any], key: str) -> str:
-    """A name that tables show on a terminal."""
-    name = _text(entry, key)
-    if len(name) > _MAX_NAME or not name.isprintable():
-        raise ArgumentError(key, name, f"at most {_MAX_NAME} characters that can be printed")
-    return name
-
-
-def _messages(messages: object) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(messages, list) or not messages:
-        raise ArgumentError("messages", messages, "a list of messages")
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise ArgumentError(f"messages[{i}]", message, dict)
-        for key in ("role", "content"):
-            _text(message, key, f"messages[{i}].")
-    return tuple(messages)
-
-
-def _tools(tools: object) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(tools, list) or not tools:
-        raise ArgumentError("tools", tools, "a list of functions")
-    for i, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ArgumentError(
-                f"tools[{i}]", tool,
-                '{"type": "function", "function": {"name": "...", "parameters": {...}}}',
-            )  # fmt: skip
-    return tuple(tools)
+        raise ArgumentError(key, value, "a text that is not empty")
+    return value

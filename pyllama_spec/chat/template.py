@@ -359,7 +359,7 @@ class ChatTemplate:
 
     def _shows_tools(self, text: str, tools: Sequence[Mapping[str, Any]] | None) -> bool:
         """Whether the rendered chat shows its tools; a name alone may be a coincidence."""
-        names = [_name_of(tool) for tool in tools or ()]
+        names = [name_of_tool(tool) for tool in tools or ()]
         return not names or ("tool" in self.source and any(name in text for name in names))
 
     def _locate(
@@ -409,9 +409,9 @@ class ChatTemplate:
             return False
 
 
-def _name_of(tool: Mapping[str, Any]) -> str:
+def name_of_tool(tool: Any) -> str:
     """The name of a tool; "" for none."""
-    inner = tool.get("function", tool)
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
     return str(inner.get("name", "")) if isinstance(inner, Mapping) else ""
 
 

@@ -27,7 +27,7 @@ from pyllama_spec.chat.template import (
     present,
     render_messages,
 )
-from pyllama_spec.constraints import call_rules, schema_grammar
+from pyllama_spec.constraints import argument_grammar, call_rules, schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError, warn
 
@@ -181,11 +181,18 @@ class ToolChats:
         caller_variables = {"tools": offered, **variables}
         try:
             session, checked = render_messages(
-                checked, lambda read: chat.session(read, caller_variables)
+                checked, lambda read: chat.begun(read, caller_variables)
             )
         except ArgumentError as error:
             raise self._refusal(error, checked, caller_variables) from None
+        session.grammar += argument_grammar(offered, session.unmade)
         rendered = chat.located(self._template, session, checked, caller_variables)
+        strict = [_name(tool) for tool in offered if tool["function"].get("strict") is True]
+        if strict and request.may_call and not (wants_call or session.grammar or rendered.note):
+            warn(
+                f"`strict` of {', '.join(strict)} has no effect: the chat template does not mark "
+                'where a call begins; `tool_choice="required"` keeps it'
+            )
         if rendered.note:
             remedy = 'chat_format="chatml-function-calling" of Llama() writes them into the prompt'
             warn(f"{rendered.note}; {remedy}")
@@ -219,7 +226,7 @@ class ToolChats:
         def fails(*tools: Mapping[str, Any]) -> bool:
             chat = _Chat(self._parser, ToolRequest(tools), None)
             try:
-                chat.session(messages, {**variables, "tools": tools})
+                chat.begun(messages, {**variables, "tools": tools})
             except ArgumentError:
                 return True
             return False
@@ -256,6 +263,14 @@ class _Chat:
     rules: Sequence[Mapping[str, Any]] = ()
 
     def session(
+        self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any], **more: Any
+    ) -> ChatSession:
+        """As begun(), with a whole grammar."""
+        session = self.begun(messages, values, **more)
+        session.grammar += argument_grammar(values["tools"], session.unmade)
+        return session
+
+    def begun(
         self,
         messages: Sequence[Mapping[str, Any]],
         values: Mapping[str, Any],
@@ -301,10 +316,10 @@ class _Chat:
         """
 
         def plain(messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
-            return self.session(messages, values, is_plain=True).prompt
+            return self.begun(messages, values, is_plain=True).prompt
 
         def full(messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
-            return self.session(messages, values).prompt
+            return self.begun(messages, values).prompt
 
         render, form = full, _FORMS[session.object_arguments]
         shown = values if self.schema is None else {_SCHEMA_VARIABLE: self.schema, **values}

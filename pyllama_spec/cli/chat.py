@@ -19,11 +19,9 @@ from pyllama_spec.cli.generate import (
     print_notes,
     print_pieces,
     request_options,
-    thread_lines,
 )
 from pyllama_spec.cli.line_editor import LineEditor
 from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
-from pyllama_spec.drafters.registry import NONE
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.llama import Llama
 from pyllama_spec.terminal import dim
@@ -36,7 +34,6 @@ _HELP = """\
 /help              this text
 /reset             begin anew; the system message stays
 /system TEXT       set the system message; without TEXT, take it away
-/draft on|off      draft, or decode plainly: the text is the same
 /save FILE         the conversation as one line of JSON, as --prompts of bench and train take it
 /quit, Ctrl-D      leave
 Ctrl-C             end the answer, or drop what is typed
@@ -51,10 +48,6 @@ def add_chat(commands: _Commands) -> None:
     add_model_options(parser)
     add_sampling_options(parser)
     parser.add_argument("--system", default=None, help="a system message")
-    parser.add_argument(
-        "--history", type=Path, default=None, metavar="FILE",
-        help="keep the typed lines in FILE for later sessions [this session only]",
-    )  # fmt: skip
     parser.set_defaults(run=run_chat, max_tokens=_MAX_TOKENS)
 
 
@@ -66,10 +59,10 @@ def run_chat(args: argparse.Namespace) -> int:
             _ = llama.template
         for one in noted:
             print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
-        if sys.stdin is not None and sys.stdin.isatty():
+        if sys.stdin.isatty():
             print(dim("/help says what can be done, Ctrl-D leaves", sys.stdout))
         chat = _Chat(llama, args)
-        with closing(LineEditor(args.history)) as editor:
+        with closing(LineEditor()) as editor:
             while (text := _next_message(editor)) is not None:
                 if not chat.take(text):
                     break
@@ -89,7 +82,6 @@ class _Chat:
 
     def __init__(self, llama: Llama, args: argparse.Namespace) -> None:
         self._llama, self._options = llama, request_options(args)
-        self._has_draft = args.draft != NONE
         self._system: str | None = args.system
         self._has_figures, self._is_first = not args.quiet, True
         self._turns: list[dict[str, Any]] = []
@@ -97,7 +89,6 @@ class _Chat:
             "/help": lambda _: print(_HELP),
             "/reset": self._reset,
             "/system": self._set_system,
-            "/draft": self._draft,
             "/save": self._save,
         }
 
@@ -123,7 +114,6 @@ class _Chat:
         self._turns.append({"role": "user", "content": text})
         generation = None
         try:
-            threads = self._llama.context.thread_use
             generation = self._llama.generate_chat_steps(self._messages, **self._options)
             with generation:
                 print_pieces(generation, silent=False)
@@ -142,7 +132,6 @@ class _Chat:
             stats, timing = generation.record.stats, generation.record.timing
             print_notes(colour_lines(generation.record.token_sources))
             print_notes(figure_lines(stats, timing, has_load=self._is_first))
-            print_notes(thread_lines(threads, self._llama.context))
         self._is_first = False
         self._turns.append({"role": "assistant", "content": generation.record.text})
 
@@ -153,15 +142,6 @@ class _Chat:
     def _set_system(self, text: str) -> None:
         self._system = text or None
         print("The system message is set." if text else "There is no system message now.")
-
-    def _draft(self, text: str) -> None:
-        if text not in ("on", "off"):
-            print("/draft on, or /draft off")
-        elif not self._has_draft:
-            print("There is no draft; start with -d DRAFT.gguf or -d prompt-lookup.")
-        else:
-            self._options["n_draft"] = None if text == "on" else 0
-            print(f"Drafts are {text}.")
 
     def _save(self, text: str) -> None:
         if not text:

@@ -84,30 +84,17 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
 
 
 def _open_streams() -> None:
-    """Prepares stdout and stderr so that any generated text can be printed.
-
-    What was closed before the program began is opened, or the next file would have its number and
-    what is printed in C. Nobody reads an answer that goes to a closed stdout: writing there fails.
-    """
-    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
-        if not _is_open(number):
-            os.open(os.devnull, mode)  # gets the lowest number that is free
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    """Prepares the standard streams so that any generated text can be printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            opened = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-            setattr(sys, name, opened)
-        elif isinstance(stream, io.TextIOWrapper):
+            # Closed before the program began: no other file may get its number. Nobody reads what
+            # goes to a closed stdout, so that writing there fails.
+            number = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper) and mode == "w":
             # A terminal of another encoding shows "?" for what it lacks; the text continues.
             stream.reconfigure(errors="replace")
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def _silence(stream: TextIO) -> None:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
 from pyllama_spec.cli.wording import notes_held
-from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.options import options_of
@@ -23,8 +22,6 @@ from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
-# The minimum share of decodes: a few may be trials.
-_SHARED = 0.25
 _OF_REQUESTS = [one.name for one in options_of(RequestOptions).values() if one.cli]
 DEFAULTS_APART = (
     "These defaults suit a first look at a model. Llama in Python has those of llama-cpp-python: a "
@@ -65,8 +62,7 @@ def _prompt(args: argparse.Namespace) -> str:
 
 
 def _read_stdin() -> str:
-    # None where it was closed before the program began.
-    text = "" if sys.stdin is None else sys.stdin.read(MAX_TEXT_BYTES + 1)
+    text = sys.stdin.read(MAX_TEXT_BYTES + 1)
     if not text:
         raise ArgumentError(
             "prompt", problem="is missing: there is nothing on stdin",
@@ -90,7 +86,6 @@ def run_generate(args: argparse.Namespace) -> int:
             generation = llama.generate_chat_steps(messages, **request_options(args))
         else:
             generation = llama.generate_steps(prompt, **request_options(args))
-        before = llama.context.thread_use
         try:
             with generation:
                 print_pieces(generation, silent=args.json)
@@ -99,7 +94,6 @@ def run_generate(args: argparse.Namespace) -> int:
             if args.json:
                 print(json.dumps(_as_json(generation)))
             raise
-        shared = thread_lines(before, llama.context)
     if args.json:
         print(json.dumps(_as_json(generation)))
     else:
@@ -107,7 +101,7 @@ def run_generate(args: argparse.Namespace) -> int:
         if not args.quiet:
             record = generation.record
             colours = colour_lines(record.token_sources)
-            print_notes(colours + figure_lines(record.stats, record.timing) + shared)
+            print_notes(colours + figure_lines(record.stats, record.timing))
     return 0
 
 
@@ -183,28 +177,6 @@ def end_lines(generation: Generation, max_tokens: int) -> list[str]:
     return ["cut where the context ends: -c takes a longer one"]
 
 
-def thread_lines(before: ThreadUse, context: Context) -> list[str]:
-    """A remark, with the remedy, if other programs used the cores."""
-    n = context.thread_use.n_graphs - before.n_graphs
-    n_fewer = context.thread_use.n_with_fewer - before.n_with_fewer
-    if not n_fewer or n_fewer < _SHARED * n:
-        return []
-    line = (
-        f"other programs use the cores: {n_fewer} of {n} decodes took fewer than "
-        f"{context.n_threads} threads, which was faster; -t sets how many there are at most"
-    )
-    return [line]
-
-
-def _asked(stats: SpeculationStats) -> str:
-    """The number of rounds that asked the drafter, and of those that asked for copies alone."""
-    n_own = stats.asked - stats.asked_copies
-    asked = f"asked in {plural(n_own, 'round')}"
-    retries = f", {stats.probes} of them retries" if stats.probes else ""
-    copies = f", for copies alone in {stats.asked_copies}" if stats.asked_copies else ""
-    return f"{asked}{retries}{copies}"
-
-
 def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = True) -> list[str]:
     """The speed, and the drafter's share of it."""
     speed = (
@@ -224,8 +196,9 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
             f"verify {timing.verify_s:.2f} s, rest {timing.overhead_s:.3f} s"
         )
         lines.append(
-            f"controller {stats.controller}: {_asked(stats)}; {stats.drafted} of "
-            f"{stats.proposed} proposed tokens drafted (verified by the target)"
+            f"controller {stats.controller}: asked in {plural(stats.asked, 'round')}; "
+            f"{stats.drafted} of {stats.proposed} proposed tokens drafted (verified by the "
+            "target)"
         )
     if stats.why_exact:
         lines.append(f"drafts were accepted exactly: {stats.why_exact}")

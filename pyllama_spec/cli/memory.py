@@ -92,14 +92,10 @@ def _bytes(args: argparse.Namespace) -> int | None:
 
 def _opened(path: Path, digest: bytes | None = None, **options: Any) -> Store:
     """Opens an existing store; checks its vocabulary against a digest if one is given."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         raise ArgumentError(
             problem=f"there is no draft memory {path}", remedy="make one with `memory build`"
-        ) from None
-    except OSError:
-        pass  # Store says why
+        )
     return Store(path, digest, **options)
 
 
@@ -111,14 +107,14 @@ def _vocabulary(args: argparse.Namespace, wanted_for: str) -> Model:
 
 def _build(args: argparse.Namespace) -> int:
     with _vocabulary(args, "build") as model:
-        found = upkeep.files_below(args.paths)
+        files, n_links = upkeep.files_below(args.paths)
         store = Store(args.store, vocabulary_digest(model.vocab), max_bytes=_bytes(args))
         bar = ProgressBar(f"reading into {args.store.name}")
         with _none_left_empty(store):
-            n_files, trial = upkeep.build(store, model.vocab, found.files, bar)
+            n_files, trial = upkeep.build(store, model.vocab, files, bar)
     say(f"{n_files} files with text; {_summary(store)}")
-    if found.n_links:
-        say(f"links in the folders, left out: {found.n_links}; name what they lead to")
+    if n_links:
+        say(f"links in the folders, left out: {n_links}; name what they lead to")
     if trial is None:
         say("too few files for an estimate of what it is worth")
     else:
@@ -143,52 +139,35 @@ def _show(args: argparse.Namespace) -> int:
             newest = [
                 upkeep.bytes_of(model.vocab, one.ids).decode("utf-8", "replace") for one in texts
             ]
-    is_later_part = upkeep.later_parts(store, texts)
     facts = _facts(store)
     if args.json:
         rows = [
-            {
-                "text": text, "minute": one.minute, "tokens": len(one.ids), "used": one.n_used,
-                "continues": is_later,
-            }
-            for one, text, is_later in zip(texts, newest, is_later_part, strict=True)
-        ]  # fmt: skip
+            {"text": text, "minute": one.minute, "tokens": len(one.ids), "used": one.n_used}
+            for one, text in zip(texts, newest, strict=True)
+        ]
         print(json.dumps({**facts, "newest": rows}))
         return 0
     say(_summary(store))
-    if any(is_later_part):
-        say("a text after ... continues one that the store holds already")
-    for one, text, is_later in zip(texts, newest, is_later_part, strict=True):
-        line = "... " * is_later + escaped(" ".join(text.split())[:_SHOWN_CHARACTERS])
+    for one, text in zip(texts, newest, strict=True):
+        line = escaped(" ".join(text.split())[:_SHOWN_CHARACTERS])
         say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
     return 0
 
 
 def _merge(args: argparse.Namespace) -> int:
-    digest = None
-    for path in args.others:  # before anything is made
-        other = _opened(path, digest, is_read_only=True, whose=str(args.others[0]))
-        digest = other.digest
-        if args.store.exists() and path.samefile(args.store):
-            raise ArgumentError(
-                "store",
-                args.store,
-                problem="would be merged into itself",
-                remedy="name other stores",
-            )
-        other.close()
-    store = Store(args.store, digest, whose=str(args.others[0]))
-    bar = ProgressBar(f"merging into {args.store.name}")
-
-    def texts() -> Iterator[RememberedText]:
-        for i, path in enumerate(args.others):
-            other = _opened(path, digest, is_read_only=True)
-            yield from other.texts()
-            other.close()
-            bar((i + 1) / len(args.others))
-
-    with _none_left_empty(store):
-        n_new = store.take(texts())
+    if args.store.exists() and any(map(args.store.samefile, filter(Path.exists, args.others))):
+        raise ArgumentError(
+            "store", args.store, problem="would be merged into itself", remedy="name other stores"
+        )
+    digest, others = None, []
+    with contextlib.ExitStack() as opened:
+        for path in args.others:  # before anything is made
+            others.append(_opened(path, digest, is_read_only=True))
+            opened.callback(others[-1].close)
+            digest = others[-1].digest
+        store = Store(args.store, digest)
+        with _none_left_empty(store):
+            n_new = store.take(one for other in others for one in other.texts())
     say(f"{n_new} texts came in; {_summary(store)}")
     return 0
 

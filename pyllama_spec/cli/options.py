@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyllama_spec.cli.own_draft import HELP, own_draft
-from pyllama_spec.drafters.registry import AUTO, MTP, NONE, needs_file
+from pyllama_spec.drafters.registry import NONE
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
@@ -130,8 +130,6 @@ def check_pairs(args: argparse.Namespace) -> None:
         (("pooling_type",), _lacks(args, "embedding"), "is for --embeddings: give it too"),
         (("cache_size",), _lacks(args, "cache_dir"), "is for --cache-dir: give it too"),
         (("rpc_timeout",), _lacks(args, "rpc_servers"), "is for --rpc-servers: give them too"),
-        (("draft_gpu_layers", "draft_n_ctx"), _drafts_without_model(args),
-         "is for a draft with a model: leave it out"),
         (("n_draft", "p_min", "lookup"), is_off,
          "does nothing beside --controller off, which drafts nothing: leave out one"),
         (_OF_DRAFT, is_plain, "is for a draft: add -d"),
@@ -146,14 +144,3 @@ def check_pairs(args: argparse.Namespace) -> None:
 
 def _lacks(args: argparse.Namespace, name: str) -> bool:
     return hasattr(args, name) and not (getattr(args, name) or getattr(args, "config", None))
-
-
-def _drafts_without_model(args: argparse.Namespace) -> bool:
-    """Whether all drafts are of drafters that have no model, such as suffix."""
-    drafts = getattr(args, "draft", None) or ()
-    if isinstance(drafts, Path):  # convert's folder
-        return False
-    drafts = [drafts] if isinstance(drafts, str) else drafts
-    return not {*drafts} <= {NONE} and not any(
-        one in (AUTO, MTP) or needs_file(one) for one in drafts
-    )

@@ -67,13 +67,11 @@ def add_serve(commands: _Commands) -> None:
         help="a file of several models, each loaded when a request asks for it; instead of -m",
     )  # fmt: skip
     add_model_options(parser, models, _HELP)
-    parser.set_defaults(of_unknown=_of_unknown)
     of_models = {one.dest: one.default for one in parser._actions if one.dest not in _OF_SERVER}
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="the address to listen at; 0.0.0.0: all of them")
     add("--port", type=int, default=8080, help="the port; 0: any free one")
     add("--api-key-file", type=Path, metavar="F", help="API keys, one per line [no key]")
-    add("--api-key", type=_no_key, help=argparse.SUPPRESS)
     add_options(parser, ServerSettings, "address")
     add("--allowed-hosts", type=argument(words_of), metavar="NAME,...",
         help="accepted names in the Host header beside 127.0.0.1, localhost and ::1, such as a "
@@ -92,14 +90,6 @@ def add_serve(commands: _Commands) -> None:
     add_options(parser, ServerSettings, "answers")
     of_models |= {name: parser.get_default(name) for name in _OF_MODELS}
     parser.set_defaults(run=run_serve, of_models=of_models)
-
-
-def _no_key(_text: str) -> None:
-    """Refuses --api-key, which argparse would take for an abbreviation of --api-key-file."""
-    raise argparse.ArgumentTypeError(
-        "other users can read the command line: put keys into a file for --api-key-file, or one "
-        "into the variable PYLLAMA_SPEC_API_KEY"
-    )
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -180,18 +170,6 @@ def _settings(args: argparse.Namespace) -> tuple[ServerSettings, Listening, list
         vars(args), FLAGS if args.config is None else _KEYS, _SETTINGS,
         max_body_bytes=count(args.max_body, "max_body", 1, 2047) << 20,
     )  # fmt: skip
-
-
-def _of_unknown(words: Sequence[str]) -> str:
-    """The remedy for unknown arguments that are llama-server's flags; "" for others."""
-    from pyllama_spec.server.llama_server import is_flag
-
-    if not any(is_flag(word) for word in words):
-        return ""
-    return (
-        "; pyllama-spec-llama-server takes llama-server's flags as they are; there -c is shared: "
-        "-c 8192 -np 4 is -c 2048 --parallel 4 here"
-    )
 
 
 def _say(url: str, args: argparse.Namespace, llama: Llama) -> None:

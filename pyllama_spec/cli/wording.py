@@ -33,6 +33,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: object, **options: object) -> None:
         options.setdefault("formatter_class", HelpFormatter)
+        # What begins as an option does is none: --api-key is no file of keys.
+        options.setdefault("allow_abbrev", False)
         super().__init__(*args, **options)  # type: ignore[arg-type]
 
     def parse_args(  # type: ignore[override]
@@ -54,10 +56,10 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Ends the program: the command has no such options."""
         known = [word for action in self._actions for word in action.option_strings]
-        of_unknown = self.get_default("of_unknown")
-        guess = of_unknown(unknown) if of_unknown is not None else ""
-        guess = guess or meant(unknown[0].partition("=")[0], known)
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+        guess = meant(unknown[0].partition("=")[0], known)
+        # Without values: one may be a key that no log should have.
+        names = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
+        self.error(f"unrecognized arguments: {' '.join(names)}{guess}")
 
     def _command(self, parsed: argparse.Namespace) -> Parser:
         """The parser of the given command, down to the last subcommand."""

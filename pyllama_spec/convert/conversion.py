@@ -120,10 +120,6 @@ def convert_draft(
     )
 
 
-# The name of before DFlash drafts were converted too.
-convert_eagle3 = convert_draft
-
-
 def _check_output(out: Path, target: Path, draft: Path) -> None:
     if (why_not := why_no_output(out)) is not None:
         raise ArgumentError("out", problem=f"cannot be written: {why_not}")

@@ -26,34 +26,12 @@ _NAMES = (
 _IGNORED = re.compile(
     r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$|^verifier_(norm|lm_head)\.weight$"
 )
-# A name that only one kind of tensor has -> what is not supported.
-_REFUSED = (
-    (r"(^|\.)main_(proj|norm)\.|(^|\.)hc_(attn|ffn|head)", "a DSpark draft of DeepSeek-V4 stages"),
-    (r"(^|\.)mask_hidden$", "a P-EAGLE head, which drafts in parallel"),
-    (r"(^|\.)parallel_draft_heads\.", "an EAGLE-3 head with parallel Medusa heads"),
-    (r"(^|\.)medusa|^\d+\.\d+\.linear\.", "Medusa heads"),
-    (r"(^|\.)(kv_a_proj|q_a_proj|wq_a|wkv)", "a draft with multi-head latent attention (MLA)"),
-    (r"(^|\.)experts\.|(^|\.)mlp\.gate\.", "a draft with a mixture of experts"),
-    (r"(^|\.)mtp\.|(^|\.)(enorm|hnorm|eh_proj)\.", "a multi-token-prediction head"),
-    (r"(^|\.)pre_feedforward_layernorm\.", "a draft of Gemma-4 layers, whose logits are capped"),
-    (r"(^|\.)aux_hidden_norms\.|\.g_proj\.", "a DFlash draft of Laguna layers"),
-    (r"(^|\.)(prefix_gru|embed_proj)\.", "a Domino draft"),
-    (r"(^|\.)markov_head\.gate_proj\.", "a DSpark draft with a gated Markov head"),
-    (r"(^|\.)markov_head\.joint_proj\.", "a DSpark draft with a recurrent Markov head"),
-    (r"(^|\.)midlayer\.\d+\.", "a head with the names of LlamaForCausalLMEagle3Deep"),
-    (r"(^|\.)lora_[AB]\.", "a LoRA adapter; merge it into the draft first"),
-    (r"\.(qkv_proj|gate_up_proj)\.",
-     "several projections; give the checkpoint that has q_proj, k_proj, ... as separate tensors"),
-)  # fmt: skip
 
 
 class CheckpointTensors:
     """The tensors of a checkpoint by the names that all layouts share; each is taken once."""
 
     def __init__(self, tensors: Mapping[str, SourceTensor]) -> None:
-        for pattern, what in _REFUSED:
-            if odd := [name for name in tensors if re.search(pattern, name)]:
-                raise ConversionError(f"{min(odd)} is a tensor of {what}; that is not supported")
         self._left: dict[str, SourceTensor] = {}
         for name, tensor in tensors.items():
             common = name

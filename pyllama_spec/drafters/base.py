@@ -103,6 +103,13 @@ class TokenView(Sequence[int]):
         return iter(self._tokens)
 
 
+def n_common_ids(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
+    """The length of the common prefix of two arrays."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n
+
+
 class DraftRequest(NamedTuple):
     """A request for a draft for one sequence.
 
@@ -253,12 +260,8 @@ class Drafter(Closeable):
     # ---- drafting
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """At most request.n_requested tokens that may follow the last one.
-
-        Raises:
-            NotImplementedError: the class has only propose(), or neither of the two.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no propose_one(): call propose()")
+        """At most request.n_requested tokens that may follow the last one."""
+        raise NotImplementedError(f"{type(self).__name__} has no propose_one()")
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """A draft for each request, in their order."""
@@ -278,13 +281,7 @@ class Drafter(Closeable):
     # ---- the outcome
 
     def commit_one(self, done: Committed) -> None:
-        """Notes the result of a target decode for one sequence.
-
-        Raises:
-            NotImplementedError: the class has only commit(): call that.
-        """
-        if overrides(self, "commit", Drafter):
-            raise NotImplementedError(f"{type(self).__name__} has no commit_one(): call commit()")
+        """Notes the result of a target decode for one sequence."""
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes the results of a target decode."""
@@ -404,8 +401,8 @@ def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
 class NoDrafter(Drafter):
     """Proposes nothing: a round with it is plain decoding."""
 
-    name = "none"
-    max_draft = 0
+    def __init__(self, name: str = "none", max_draft: int = 0) -> None:
+        self.name, self.max_draft = name, max_draft
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """Proposes nothing."""

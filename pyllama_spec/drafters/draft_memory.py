@@ -9,7 +9,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -162,12 +162,7 @@ class DraftMemory(ABC):
         """Restores a state of save() of the same draft; returns the number of tokens."""
 
 
-class _HasSeq(Protocol):
-    @property
-    def seq(self) -> int: ...
-
-
-_Item = TypeVar("_Item", bound=_HasSeq)
+_Item = TypeVar("_Item", DraftRequest, Chain)
 
 
 def passed(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pyllama_spec.drafters.base import DraftRequest
 from pyllama_spec.drafters.draft_memory import Chain, passed
 from pyllama_spec.drafters.kinds import DFLASH, EAGLE3, INSTEAD, MTP, HeadKind
-from pyllama_spec.drafters.model_drafter import ModelDrafter, head_share, note_of_few_bits
+from pyllama_spec.drafters.model_drafter import ModelDrafter, head_share
 from pyllama_spec.drafters.options import FileOptions
 from pyllama_spec.drafters.output_part import reduced_output
-from pyllama_spec.drafters.row_memory import BlockMemory, HeadSizes, HeadsMemory, RowMemory
+from pyllama_spec.drafters.row_memory import BlockMemory, HeadsMemory, Lane, RowMemory
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import HEAD_ROWS, Model
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_SEQUENCES = 256
 
 
-class Head(ModelDrafter[RowMemory | HeadsMemory]):
+class Head(ModelDrafter[RowMemory]):
     """Drafts with a head that reads the target's rows: in a chain, or a block at a time.
 
     Attributes:
@@ -39,8 +39,7 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         kind = cls.kind
-        cls.name, cls.title = kind.name, kind.title
-        cls.lengths = (kind.max_draft, kind.max_adaptive)
+        cls.name, cls.lengths = kind.name, (kind.max_draft, kind.max_adaptive)
 
     def __init__(
         self,
@@ -55,10 +54,12 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
             self.is_stepwise = False
             self.max_draft = min(self.max_draft, self.block.max_draft)
 
-    def why_not(self, model: Model) -> str:
-        """The reason why a model is no head of this kind; "" if it is one."""
+    def check_kind(self, model: Model) -> None:
+        """Raises unless a model is a head of this kind."""
         arch = model.info.arch
-        return "" if arch == self.kind.arch else f"is of kind {arch!r}, not {self.kind.title}"
+        if arch != self.kind.arch:
+            problem = f"is of kind {arch!r}, not {self.kind.title}"
+            raise ArgumentError("draft", model.path.name, problem=problem)
 
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether tokens are requested, and the draft has the pending one.
@@ -68,9 +69,9 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
         has_last = self.block is None or request.tokens[-1] < self.model.info.n_vocab
         return has_last and super().can_draft(request)
 
-    def open_memory(self, target: Context) -> RowMemory | HeadsMemory:
+    def open_memory(self, target: Context) -> RowMemory:
         """Opens room for the rows that the head reads, and for guesses after them."""
-        params, block, is_targets = target.params, self.block, not self.kind.arch
+        params, block = target.params, self.block
         n_heads, n_seqs = max(self.model.info.n_heads, 1), params.n_seq_max
         if n_seqs * n_heads > _MAX_SEQUENCES:
             raise ArgumentError(
@@ -86,14 +87,15 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
         context = self.open_context(
             target, n_window, self.max_draft if block is None else block.n_slots,
             max(min(params.n_batch, params.n_ubatch), n_outputs), n_outputs,
-            n_lanes=n_heads, is_head=is_targets,
+            n_lanes=n_heads, is_head=not self.kind.arch,
         )  # fmt: skip
-        n_features = self._n_features
-        n_hidden = n_features if is_targets else self.model.info.n_embd
         is_short = n_window < target.n_ctx_seq
-        sizes = HeadSizes(self.kind, n_features, n_hidden, n_window, is_short, n_heads, block)
         with closed_on_failure(context):
-            memory = sizes.memory(context)
+            what = (context, self.kind, self._n_features, n_window, is_short, n_heads)
+            kind = RowMemory if block is None else BlockMemory
+            memory = HeadsMemory(*what) if n_heads > 1 else kind(*what)
+            if isinstance(memory, HeadsMemory):
+                memory.follow([Lane(*what, i) for i in range(1, n_heads)])
             self._draft_ids = reduced_output(context, self._n_output, target.model, memory.try_step)
         if block is None:
             n_choices = self._draft_ids.n_slots if self._draft_ids else None
@@ -123,10 +125,10 @@ class Head(ModelDrafter[RowMemory | HeadsMemory]):
 
 
 class Eagle3(Head):
-    """Drafts with an EAGLE-3 head, in a chain.
+    """Drafts with an EAGLE-3 head, in a chain (docs/eagle3.md).
 
     Args:
-        model: the head, or the path of its GGUF (docs/eagle3.md).
+        model: the head, or the path of its GGUF.
         max_draft: the maximum number of tokens of a draft, 4 by default.
         options: see FileOptions.
 
@@ -175,6 +177,7 @@ class Mtp(Head):
     """
 
     kind = MTP
+    loads_head = True
 
     def __init__(
         self,
@@ -183,20 +186,17 @@ class Mtp(Head):
         **options: Unpack[FileOptions],
     ) -> None:
         super().__init__(model, max_draft, **options)
-        self.wants_head = model is None
+        self.wants_head, self.target_layers = model is None, (HEAD_ROWS,)
         self._max_draft = self.max_draft
 
-    def load(self, path: Any, **how: Any) -> Model:
-        """Loads a head's file."""
-        return Model(path, load_mtp=True, **how)
-
-    def why_not(self, model: Model) -> str:
-        """The reason why a model has no head to draft with; "" if it has one."""
-        return "" if model.info.has_head else why_no_head(model)
-
-    def layers_read(self) -> tuple[int, ...]:
-        """The row that the target's graph has for its head."""
-        return (HEAD_ROWS,)
+    def check_kind(self, model: Model) -> None:
+        """Raises unless a model has a head to draft with."""
+        info = model.info
+        if not info.n_heads:
+            problem = f"is not for {model.path.name} ({info.arch}): it has no MTP head"
+            raise ArgumentError("draft", "mtp", problem=problem, remedy=INSTEAD)
+        if not info.has_head:
+            model.check_draft_of(model)
 
     def check(self, target: Model) -> None:
         """Raises unless the target has a head, or this head was made for it.
@@ -205,12 +205,10 @@ class Mtp(Head):
         and costs depend on it before attach(). With copies beside the heads they depend on the
         given one, since a copy may be longer than what the heads draft.
         """
-        if not self.wants_head:
+        if self.wants_head:
+            self.check_kind(target)
+        else:
             super().check(target)
-        elif not target.info.has_head:
-            raise ArgumentError(
-                "draft", "mtp", problem=f"is not for {target.path.name}: {why_no_head(target)}"
-            )
         n_heads = (target if self.wants_head else self.model).info.n_heads
         self.max_draft = self._max_draft if n_heads == 1 else min(self._max_draft, n_heads)
 
@@ -220,10 +218,6 @@ class Mtp(Head):
             self.check(target.model)
             self._model = target.model
         super().attach(target)
-        weights = self.model.head_weights
-        if weights is not None:
-            less = "the head may be right less often than it was trained to be"
-            self.add_note(note_of_few_bits("the head", weights.type, weights.bits, less))
 
     def describe(self) -> dict[str, Any]:
         """The head's file, sizes and devices; {} for a target's head before attach()."""
@@ -238,18 +232,6 @@ class Mtp(Head):
             "target_layers": [],
             "reads": "the rows that the target's graph has for its MTP head",
         }
-
-
-def why_no_head(model: Model) -> str:
-    """The reason why a model cannot draft with its own head, as the end of a sentence."""
-    info = model.info
-    if not info.n_heads:
-        return f"({info.arch}) has no MTP head; {INSTEAD}"
-    try:
-        model.check_draft_of(model)
-    except ArgumentError as error:
-        return f"cannot draft for itself: {str(error).partition(': ')[2]}; {INSTEAD}"
-    return f"was opened without its MTP head; {INSTEAD}"
 
 
 def head_class(kind: HeadKind) -> type[Head]:

@@ -7,19 +7,6 @@ memory in row_memory.py, its drafter in heads.py; what differs between kinds is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-
-class Pairing(NamedTuple):
-    """What a head reads at a position P: a row of the target, and perhaps a token.
-
-    Attributes:
-        row: the row of the token x[P + row]; where there is none yet, a row of zeros.
-        token: the token x[P + token]; None for a head that reads rows alone.
-    """
-
-    row: int
-    token: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +16,9 @@ class HeadKind:
     Attributes:
         name: its name in statistics.
         title: what a file of it is called in messages.
-        pairing: see Pairing.
+        row: at a position P it reads the target's row of the token x[P + row]; where there is none
+            yet, a row of zeros.
+        token: beside it the token x[P + token]; None for a head that reads rows alone.
         arch: general.architecture of its files; "" for a head of its target's architecture, which
             may lie in the target's own file, and reads the row that the target's graph has for it.
         max_draft: the maximum number of tokens of a draft, by default.
@@ -40,7 +29,8 @@ class HeadKind:
 
     name: str
     title: str
-    pairing: Pairing
+    row: int
+    token: int | None
     arch: str
     max_draft: int
     max_adaptive: int
@@ -55,7 +45,7 @@ class HeadKind:
 #                                                      |
 #                                                      +-> first drafted token d[1], row h[1]
 #     then            4: (d[1], h[1]) -> d[2], h[2]    5: (d[2], h[2]) -> ...
-EAGLE3 = HeadKind("eagle3", "an EAGLE-3 draft", Pairing(0, 1), "eagle3", 4, 8)
+EAGLE3 = HeadKind("eagle3", "an EAGLE-3 draft", 0, 1, "eagle3", 4, 8)
 # arXiv 2602.06036. At position P the row of x[P]; then the slots of a block, which see each other:
 #
 #     position      0     1     2     3  |   4        5       6       7
@@ -67,7 +57,7 @@ EAGLE3 = HeadKind("eagle3", "an EAGLE-3 draft", Pairing(0, 1), "eagle3", 4, 8)
 # guesses after the first slot too; one with a selector (DFlash2) scores each candidate after each
 # one of the slot before, and is read from left to right. Blocks of more than 16 slots paid on no
 # machine that was measured.
-DFLASH = HeadKind("dflash", "a DFlash draft", Pairing(0, None), "dflash", 15, 15)
+DFLASH = HeadKind("dflash", "a DFlash draft", 0, None, "dflash", 15, 15)
 # "nextn". At position P the token x[P] and the row of x[P-1], as the engine's own driver has it:
 #
 #     position        0          1          2          3
@@ -76,7 +66,7 @@ DFLASH = HeadKind("dflash", "a DFlash draft", Pairing(0, None), "dflash", 15, 15
 #                                                      |
 #                                                      +-> first drafted token d[1], row h[1]
 #     then            4: (d[1], h[1]) -> d[2], h[2]    5: (d[2], h[2]) -> ...
-MTP = HeadKind("mtp", "an MTP head", Pairing(-1, 0), "", 3, 6, waits_for_prompt=True)
+MTP = HeadKind("mtp", "an MTP head", -1, 0, "", 3, 6, waits_for_prompt=True)
 
 # The kinds with files of their own, by architecture.
 HEADS = {kind.arch: kind for kind in (EAGLE3, DFLASH)}

@@ -11,9 +11,10 @@ than what is copied, and those of a table that was counted with the model (ngram
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,9 @@ from pyllama_spec.drafters.base import (
 )
 from pyllama_spec.drafters.draft_memory import pack, unpack
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable
-from pyllama_spec.drafters.prompt_lookup import PromptLookup
+from pyllama_spec.drafters.prompt_lookup import newest_match
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count, instance
-
-if TYPE_CHECKING:
-    from pyllama_spec.drafters.suffix import Suffix
 
 _T = TypeVar("_T")
 
@@ -145,32 +143,24 @@ _TEXT_WEIGHTS = {2: 0.15, 3: 0.3, 4: 0.6}
 _REACH = 1 << 15
 
 
-class NgramPrior:
-    """Votes of n-grams on the next token after a text and its drafted tokens."""
+def ngram_prior(
+    read_text: Callable[[], npt.NDArray[np.int32]], table: NgramTable | None
+) -> TokenPrior:
+    """Gives at most one vote of the table and one of the text, on the next token after both."""
+    text_of = cache(read_text)
 
-    def __init__(
-        self, read_text: Callable[[], npt.NDArray[np.int32]], table: NgramTable | None
-    ) -> None:
-        self._read_text, self._table = read_text, table
-        self._text: npt.NDArray[np.int32] | None = None
-        self._tail: list[int] = []
+    def votes(drafted: Sequence[int]) -> list[Vote]:
+        text, found = text_of(), []
+        tail = [*text[-MAX_CONTEXT:].tolist(), *drafted][-MAX_CONTEXT:]
+        entry = None if table is None else table.find(tail)
+        if entry is not None:
+            found.append(Vote(*entry, _TABLE_WEIGHT))
+        at, match_length = newest_match(text, tail, max(_TEXT_WEIGHTS))
+        if match_length >= min(_TEXT_WEIGHTS):
+            found.append(Vote(int(text[at]), 1.0, _TEXT_WEIGHTS[match_length]))
+        return found
 
-    def __call__(self, drafted: Sequence[int]) -> list[Vote]:
-        """At most one vote of the table and one of the text."""
-        if self._text is None:
-            self._text = self._read_text()
-            self._tail = self._text[-MAX_CONTEXT:].tolist()
-        tail = [*self._tail, *drafted][-MAX_CONTEXT:]
-        votes = []
-        if self._table is not None:
-            entry = self._table.find(tail)
-            if entry is not None:
-                votes.append(Vote(*entry, _TABLE_WEIGHT))
-        followed = _what_followed(self._text, tail)
-        if followed is not None:
-            token, match_length = followed
-            votes.append(Vote(token, 1.0, _TEXT_WEIGHTS[match_length]))
-        return votes
+    return votes
 
 
 class LookupFirst(DrafterWrapper):
@@ -180,9 +170,7 @@ class LookupFirst(DrafterWrapper):
         drafter: the draft model; close() closes it too.
         min_ngram: the number of tokens that have to be equal.
         table: the n-gram table in the draft's file, if it has one.
-        lookup: copies in place of the default, which copies from the text itself alone; close()
-            closes it too.
-        name: the name in the statistics; None for that of the draft model and "+copies".
+        store: the file of a store to copy from too; None to copy from the text itself alone.
 
     Raises:
         ArgumentError: min_ngram is below 1.
@@ -195,15 +183,14 @@ class LookupFirst(DrafterWrapper):
         drafter: Drafter,
         min_ngram: int = MIN_NGRAM,
         table: NgramTable | None = None,
-        lookup: PromptLookup | Suffix | None = None,
-        name: str | None = None,
+        store: str | os.PathLike[str] | None = None,
     ) -> None:
+        from pyllama_spec.drafters.suffix import copies_beside
+
         super().__init__(drafter)
-        self.name = f"{drafter.name}+copies" if name is None else name
+        self.name = f"{drafter.name}+copies"
         self.min_ngram = count(min_ngram, "min_ngram", 1)
-        self._lookup = lookup or _copies(drafter.max_draft, self.min_ngram)
-        # Proposals that were looked up, for callers that report their origin.
-        self.n_lookups = 0
+        self._lookup = copies_beside(drafter.max_draft, self.min_ngram, store)
         # What the model guessed last of each sequence.
         self._guesses: dict[int, Sequence[int]] = {}
         self.table = table
@@ -248,31 +235,28 @@ class LookupFirst(DrafterWrapper):
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """Lookup hits where there are any; the model drafts all other requests together."""
-        if len(requests) == 1 and requests[0].lookup_only:
-            draft = self._lookup.propose_one(requests[0])
-            self.n_lookups += bool(draft.ids)
-            return (draft,)
         drafts = [self._lookup.propose_one(request) for request in requests]
-        self.n_lookups += sum(1 for draft in drafts if draft.ids)
         others = [i for i, r in enumerate(requests) if not drafts[i].ids and not r.lookup_only]
         if not others:
             return drafts
-        asked = [requests[i]._replace(prior=self._prior(requests[i])) for i in others]
+        asked = [
+            requests[i]._replace(
+                prior=ngram_prior(partial(self._lookup.newest, requests[i].seq, _REACH), self.table)
+            )
+            for i in others
+        ]
         try:
             model_drafts = self.drafter.propose(asked)
-        except Exception as error:
+        except Exception as error:  # it knows nothing of the lookup hits, which continue
             lookups = {requests[i].seq: draft for i, draft in enumerate(drafts) if draft.ids}
+            failed, of_model = {request.seq: error for request in asked}, {}
             if isinstance(error, SequenceErrors):
-                raise SequenceErrors(error.errors, {**error.drafts, **lookups}) from error
-            # It knows nothing of the lookup hits, which continue.
-            raise SequenceErrors({request.seq: error for request in asked}, lookups) from error
+                failed, of_model = error.errors, error.drafts
+            raise SequenceErrors(failed, {**of_model, **lookups}) from error
         for i, draft in zip(others, model_drafts, strict=True):
             drafts[i] = draft
             self._guesses[requests[i].seq] = draft.ids
         return drafts
-
-    def _prior(self, request: DraftRequest) -> TokenPrior:
-        return NgramPrior(partial(self._lookup.newest, request.seq, _REACH), self.table)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Truncates the sequence in both."""
@@ -314,30 +298,3 @@ class LookupFirst(DrafterWrapper):
         """Closes the model and the lookup."""
         self._lookup.close()
         self.drafter.close()
-
-
-def _copies(max_draft: int, min_ngram: int) -> PromptLookup | Suffix:
-    """A lookup in the text itself, for matches of at least min_ngram tokens."""
-    from pyllama_spec.drafters.suffix import can_look_up, copies_beside
-
-    if can_look_up(min_ngram):
-        return copies_beside(max_draft, min_ngram)
-    # One size: among places that end alike the newest is as good as the one that does so for
-    # longest, and an index of four sizes takes a kilobyte per token.
-    return PromptLookup(max_draft, max_ngram=min_ngram, min_ngram=min_ngram)
-
-
-def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[int, int] | None:
-    """The token after the newest place with the longest match, and the match's length."""
-    if len(tail) < 2 or len(text) < 3:
-        return None
-    # Where such a place ends; after the last token of the text there is nothing yet.
-    ends = 1 + np.flatnonzero((text[1:-1] == tail[-1]) & (text[:-2] == tail[-2]))
-    match_length = 2
-    while len(ends) and match_length < min(len(tail), max(_TEXT_WEIGHTS)):
-        longer = ends[ends >= match_length]
-        longer = longer[text[longer - match_length] == tail[-1 - match_length]]
-        if not len(longer):
-            break
-        ends, match_length = longer, match_length + 1
-    return (int(text[ends[-1] + 1]), match_length) if len(ends) else None

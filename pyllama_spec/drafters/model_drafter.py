@@ -38,10 +38,8 @@ from pyllama_spec.errors import (
     RemoteError,
 )
 from pyllama_spec.gguf.sizes import (
-    MainType,
     block_bytes,
     bytes_per_token,
-    main_type,
     tensor_bytes,
 )
 
@@ -64,13 +62,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         ArgumentError: the file is of another kind, or a number is out of range.
 
     Attributes:
-        title: what a file of the kind is called in messages.
         lengths: the kind's own numbers of tokens: with a fixed length, and with a controller.
+        loads_head: whether a file is loaded with its MTP head.
     """
 
     is_stepwise = True
-    title: str
     lengths: tuple[int, int]
+    loads_head = False
 
     def __init__(
         self,
@@ -85,38 +83,34 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._n_output = None if n_output is None else count(n_output, "n_output", 0)
         self._draft_ids: DraftIds | None = None
         self._choice_note = ""
-        self._owns_model = not isinstance(model, (Model, type(None)))
-        self._model: Model | None = (
-            model if isinstance(model, (Model, type(None))) else self.load(model, **options)
-        )
-        if self._model is not None:
-            why = self.why_not(self._model)
-            if why:
-                self.close()
-                raise ArgumentError("draft", self._model.path.name, problem=why)
-        self.target_layers = self.layers_read()
         self._target: Context | None = None
         self._memory: _Memory | None = None
         self._is_lost = False
         self._n_features = 0
         self._fingerprint = ""  # distinguishes its saved states from those of another draft
+        self._owns_model = not isinstance(model, (Model, type(None)))
+        how: dict[str, Any] = {**options, "load_mtp": self.loads_head}
+        self._model = model if isinstance(model, (Model, type(None))) else Model(model, **how)
+        if self._model is not None:
+            with closed_on_failure(self):
+                self.check_kind(self._model)
+                self.target_layers = self._model.target_layers
 
     @classmethod
     def open(cls, path: Any, options: DraftOptions) -> Drafter:
         """Opens a draft, with lookups and n-grams beside it unless options.lookup is 0."""
-        return add_lookup(cls(path, options.length(*cls.lengths), **options.of_file()), options)
-
-    def load(self, path: Any, **how: Any) -> Model:
-        """Loads the model of a draft that is given as a path."""
-        return Model(path, **how)
+        draft = cls(path, options.length(*cls.lengths), **options.of_file())
+        n = MIN_NGRAM if options.lookup is None else options.lookup
+        if not n:
+            return draft
+        with closed_on_failure(draft):
+            lookup = LookupFirst(draft, n, draft.ngram_table(), options.memory)
+            lookup.name = draft.name
+            return lookup
 
     @abstractmethod
-    def why_not(self, model: Model) -> str:
-        """The reason why this drafter cannot use a model; "" if it can."""
-
-    def layers_read(self) -> tuple[int, ...]:
-        """The target layers whose inputs the draft reads."""
-        return self.model.target_layers
+    def check_kind(self, model: Model) -> None:
+        """Raises unless a model is one that this drafter runs."""
 
     @property
     def model(self) -> Model:
@@ -309,10 +303,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self.memory_or_fail().context.draft_output(0)
             text = f"the draft chooses among all ids: {error}"
         if text:
-            if self._choice_note and self._choice_note in self.note:
-                self.note = self.note.replace(self._choice_note, text)
-            else:
-                self.add_note(text)
+            rest = self.note.removesuffix(self._choice_note).removesuffix("; ")
+            self.note = f"{rest}; {text}" if rest else text
             self._choice_note = text
 
     def n_unread(self, seq: int) -> int:
@@ -346,11 +338,6 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     # ---- for people
 
-    def add_note(self, text: str) -> None:
-        """Adds a remark to results, once; "" for none."""
-        if text and text not in self.note:
-            self.note = f"{self.note}; {text}" if self.note else text
-
     def describe(self) -> dict[str, Any]:
         """The draft's file, sizes, devices, number of choices, and target layers."""
         info = self.model.info
@@ -381,25 +368,6 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._target = self._memory = None
         if self._owns_model and self._model is not None:
             self._model.close()
-
-
-def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
-    """Adds lookups and n-grams to the draft, unless options.lookup is 0."""
-    match_length = MIN_NGRAM if options.lookup is None else options.lookup
-    if not match_length:
-        return draft
-    with closed_on_failure(draft):
-        table, lookup = draft.ngram_table(), None
-        if options.memory is not None:
-            from pyllama_spec.drafters.suffix import copies_beside
-
-            lookup = copies_beside(draft.max_draft, match_length, options.memory)
-    return LookupFirst(draft, match_length, table, lookup, draft.name)
-
-
-# Below so many bits drafts were measured to be right less often: heads of 4 bits for a fifteenth of
-# the tokens that they are at 8.
-FEW_BITS = 6
 
 
 def step_share(draft: Model, target: Model) -> float:
@@ -440,18 +408,3 @@ def weight_bytes(model: Model) -> tuple[int, str]:
     except ModelLoadError:
         return model.info.size_bytes, "the size of all weights: the file's table is unreadable"
     return n, "tensors that a decode of one token reads: no looked-up embeddings, no idle experts"
-
-
-def type_of_weights(model: Model) -> MainType | None:
-    """The type of most weights; None if the file's table is unreadable."""
-    try:
-        return main_type(model.path)
-    except ModelLoadError:
-        return None
-
-
-def note_of_few_bits(what: str, kind: str, bits: float, less: str) -> str:
-    """A remark on a draft with low-bit weights, for results; "" for others."""
-    if bits >= FEW_BITS:
-        return ""
-    return f"the weights of {what} are {kind}: below {FEW_BITS} bits {less}"

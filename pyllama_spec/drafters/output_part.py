@@ -51,18 +51,17 @@ Step = Callable[[int], None]
 """Computes a step at a position of an empty context; its time shows whether a part is cheaper."""
 
 
-class OutputRows:
-    """Rows of the output matrix, as stored in the model's file."""
+Rows = npt.NDArray[np.uint8]  # [n, row_bytes], as stored in the model's file
 
-    def __init__(self, path: Path, name: str, row_bytes: int) -> None:
-        from pyllama_spec.gguf.reader import read_table
 
-        self._path, self._row_bytes = path, row_bytes
-        self._offset = read_table(path).tensors[name].offset
+def rows_of(path: Path, name: str, row_bytes: int) -> Callable[[npt.NDArray[np.int32]], Rows]:
+    """Reads rows of the output matrix."""
+    from pyllama_spec.gguf.reader import read_table
 
-    def read(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """Reads rows of the matrix, [n, row_bytes] uint8."""
-        out = np.empty((len(ids), self._row_bytes), np.uint8)
+    begin = read_table(path).tensors[name].offset
+
+    def read(ids: npt.NDArray[np.int32]) -> Rows:
+        out = np.empty((len(ids), row_bytes), np.uint8)
         order = np.argsort(ids, kind="stable")
         apart = np.flatnonzero(np.diff(ids[order]) != 1) + 1
         runs = [
@@ -71,14 +70,16 @@ class OutputRows:
             for i in range(0, len(run), _N_READ)
         ]
         # Read and not mapped: a file that is cut off later must not end the process.
-        with self._path.open("rb") as file:
+        with path.open("rb") as file:
             for run in runs:
-                file.seek(self._offset + int(ids[run[0]]) * self._row_bytes)
-                data = file.read(len(run) * self._row_bytes)
-                if len(data) != len(run) * self._row_bytes:
-                    raise OSError(f"{self._path.name} was cut off since it was loaded")
+                file.seek(begin + int(ids[run[0]]) * row_bytes)
+                data = file.read(len(run) * row_bytes)
+                if len(data) != len(run) * row_bytes:
+                    raise OSError(f"{path.name} was cut off since it was loaded")
                 out[run] = np.frombuffer(data, np.uint8).reshape(len(run), -1)
         return out
+
+    return read
 
 
 class DraftIds:
@@ -87,7 +88,7 @@ class DraftIds:
     Args:
         context: the draft's.
         target: whose tokens are drafted.
-        rows: the output matrix.
+        read_rows: see rows_of().
         n_slots: the number of ids with a slot.
         is_fixed: whether the draft chooses among them in every text.
     """
@@ -96,11 +97,11 @@ class DraftIds:
         self,
         context: Context,
         target: Model,
-        rows: OutputRows,
+        read_rows: Callable[[npt.NDArray[np.int32]], Rows],
         n_slots: int,
         is_fixed: bool = False,
     ) -> None:
-        self._context, self._rows, self._is_fixed = context, rows, is_fixed
+        self._context, self._read_rows, self._is_fixed = context, read_rows, is_fixed
         self.missing, self.in_use = 0.0, True
         self._n_away, self._wait = 0, _N_AWAY
         # A draft may have fewer ids than its target, by some of padding.
@@ -184,7 +185,7 @@ class DraftIds:
 
     def _put(self, ids: list[int], slots: list[int]) -> None:
         chosen = np.array(ids, np.int32)
-        self._context.set_draft_rows(np.array(slots, np.int32), chosen, self._rows.read(chosen))
+        self._context.set_draft_rows(np.array(slots, np.int32), chosen, self._read_rows(chosen))
 
 
 def reduced_output(
@@ -223,8 +224,8 @@ def _with_slots(
     path = (target if matrix.is_targets else context.model).path
     ids = None
     try:
-        rows = OutputRows(path, matrix.name, matrix.row_bytes)
-        ids = DraftIds(context, target, rows, n_slots, is_fixed=is_fixed)
+        read_rows = rows_of(path, matrix.name, matrix.row_bytes)
+        ids = DraftIds(context, target, read_rows, n_slots, is_fixed=is_fixed)
     except KeyError:
         raise UnsupportedError(
             f"{path.name} does not have the matrix {matrix.name} itself, so that no part of it can "

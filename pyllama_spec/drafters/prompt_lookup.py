@@ -1,8 +1,7 @@
 """Prompt lookup: copies the tokens after an earlier occurrence of the last tokens.
 
 The idea is that of Saxena's "prompt lookup decoding" (2023): answers repeat the prompt and
-themselves. Here every n-gram of the committed tokens is indexed when its token is committed, so
-that a proposal costs a handful of dictionary look-ups however long the text has become.
+themselves. A search of the whole text takes microseconds, less than an index of it.
 """
 
 from __future__ import annotations
@@ -10,58 +9,43 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
+from pyllama_spec.drafters.base import (
+    NO_DRAFT,
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    n_common_ids,
+)
 from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 
-NGram = tuple[int, ...]
+Ids = npt.NDArray[np.int32]
 # Matches this long hardly ever end; comparing further costs time.
 _MAX_MATCH = 24
-
-# Each size is an entry per token of the text.
 _MAX_NGRAM = 1024
 
 
-@dataclass(slots=True)
-class _History:
-    """The tokens of one sequence and where its n-grams ended last."""
+def newest_match(text: Ids, tail: Sequence[int] | Ids, most: int) -> tuple[int, int]:
+    """The newest place of a text whose tokens before it equal the end of `tail` for longest.
 
-    tokens: array[int] = field(default_factory=lambda: array("i"))
-    n_indexed: int = 0
-    # For each size: the n-gram -> index of the token after its last occurrence.
-    after: dict[NGram, int] = field(default_factory=dict)
-    # What each insertion replaced, so that truncate() can undo it: (n-gram, old index or -1).
-    replaced: list[list[tuple[NGram, int]]] = field(default_factory=list)
-
-    def index_up_to(self, end: int, sizes: Sequence[int]) -> None:
-        """Indexes the n-grams that end before `end`, each pointing at the token after it."""
-        tokens, after = self.tokens, self.after
-        for stop in range(self.n_indexed + 1, end + 1):
-            undo: list[tuple[NGram, int]] = []
-            for size in sizes:
-                if size <= stop:
-                    gram = tuple(tokens[stop - size : stop])
-                    undo.append((gram, after.get(gram, -1)))
-                    after[gram] = stop
-            self.replaced.append(undo)
-        self.n_indexed = max(self.n_indexed, end)
-
-    def truncate(self, n_keep: int) -> None:
-        """Removes the tokens from n_keep on, and their entries of the index."""
-        del self.tokens[n_keep:]
-        # An n-gram that ends at the last kept token points after it, at a token that is gone.
-        while self.n_indexed > max(n_keep - 1, 0):
-            for gram, old in reversed(self.replaced.pop()):
-                if old < 0:
-                    del self.after[gram]
-                else:
-                    self.after[gram] = old
-            self.n_indexed -= 1
+    Returns:
+        The index of the token that follows there, and the number of equal tokens, at most `most`;
+        (0, 0) for no place.
+    """
+    n, most = 0, min(most, len(tail))
+    ends = longer = np.flatnonzero(text[:-1] == tail[-1]) if most else np.zeros(0, int)
+    while len(longer):
+        ends, n = longer, n + 1
+        if n == most:
+            break
+        longer = ends[ends >= n]
+        longer = longer[text[longer - n] == tail[-1 - n]]
+    return (int(ends[-1]) + 1, n) if n else (0, 0)
 
 
 class PromptLookup(Drafter):
@@ -72,7 +56,7 @@ class PromptLookup(Drafter):
 
     Args:
         max_draft: the maximum number of tokens of a draft.
-        max_ngram: the longest suffix that is looked up; it is tried first.
+        max_ngram: the longest suffix that is looked up.
         min_ngram: the shortest suffix that is looked up.
 
     Raises:
@@ -83,28 +67,24 @@ class PromptLookup(Drafter):
     has_lookup = is_lookup = True
 
     def __init__(self, max_draft: int = 7, *, max_ngram: int = 6, min_ngram: int = 3) -> None:
-        max_ngram = count(max_ngram, "max_ngram", 1, _MAX_NGRAM)
-        min_ngram = count(min_ngram, "min_ngram", 1)
+        self._max_ngram = count(max_ngram, "max_ngram", 1, _MAX_NGRAM)
+        self._min_ngram = count(min_ngram, "min_ngram", 1)
         if min_ngram > max_ngram:
             raise ArgumentError("min_ngram", min_ngram, f"at most `max_ngram={max_ngram}`")
         self.max_draft = count(max_draft, "max_draft", 1)
-        self._sizes = tuple(range(max_ngram, min_ngram - 1, -1))
-        self._sequences: defaultdict[int, _History] = defaultdict(_History)
+        self._texts: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
 
     def tokens(self, seq: int) -> list[int]:
         """The tokens of a sequence."""
-        return list(self._sequences[seq].tokens)
+        return self._texts[seq].tolist()
 
-    def newest(self, seq: int, n: int) -> npt.NDArray[np.int32]:
+    def newest(self, seq: int, n: int) -> Ids:
         """A copy of the last n tokens of a sequence."""
-        return np.array(self._sequences[seq].tokens[-n:], dtype=np.int32)
+        return np.array(self._texts[seq][-n:], dtype=np.int32)
 
     def commit_one(self, done: Committed) -> None:
-        """Appends and indexes tokens."""
-        history = self._sequences[done.seq]
-        history.tokens.extend(done.tokens)
-        # N-grams that end with the last token have nothing after them yet.
-        history.index_up_to(len(history.tokens) - 1, self._sizes)
+        """Appends tokens."""
+        self._texts[done.seq].extend(done.tokens)
 
     def note_miss(self, seq: int, at: int) -> None:
         """Ignores a draft model's miss."""
@@ -115,43 +95,29 @@ class PromptLookup(Drafter):
         A continuation that reaches the end of the text continues with its own beginning, so that a
         repetition with a short period is proposed at full length.
         """
-        history = self._sequences[request.seq]
-        tokens = history.tokens
+        tokens = self._texts[request.seq]
         n = min(max(request.n_requested, request.n_lookup), self.max_draft)
-        for size in self._sizes:
-            if size >= len(tokens) or n < 1:
-                continue
-            start = history.after.get(tuple(tokens[-size:]))
-            if start is not None:
-                ids = tokens[start : start + n].tolist()
-                period = len(tokens) - start
-                while len(ids) < n:
-                    ids.append(ids[len(ids) - period])
-                return Draft(ids, match_length=_match_length(tokens, start, size))
-        return NO_DRAFT
+        if n < 1 or not tokens:
+            return NO_DRAFT
+        text = np.frombuffer(tokens, np.int32)
+        start, n_found = newest_match(text, text[-self._max_ngram :], self._max_ngram)
+        if n_found < self._min_ngram:
+            return NO_DRAFT
+        ids = tokens[start : start + n].tolist()
+        period = len(tokens) - start
+        while len(ids) < n:
+            ids.append(ids[len(ids) - period])
+        before = text[max(start - _MAX_MATCH, 0) : start]
+        return Draft(ids, match_length=max(n_common_ids(before[::-1], text[::-1]), n_found))
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Forgets all but the first n_keep tokens, so that no request sees another one's text."""
-        self._sequences[seq].truncate(n_keep)
+        del self._texts[seq][n_keep:]
 
     def copy(self, seq: int, to: int) -> None:
         """Starts `to` with the tokens of `seq`."""
-        tokens = self._sequences[seq].tokens
-        self._sequences[to] = _History()
-        self.commit_one(Committed(to, tokens, 0))
+        self._texts[to] = self._texts[seq][:]
 
     def close(self) -> None:
-        """Frees the index."""
-        self._sequences.clear()
-
-
-def _match_length(tokens: array[int], start: int, size: int) -> int:
-    """The number of equal tokens before `start` and the text's end; at least `size` are equal.
-
-    At most _MAX_MATCH.
-    """
-    end = len(tokens)
-    longest = min(_MAX_MATCH, start)
-    while size < longest and tokens[start - size - 1] == tokens[end - size - 1]:
-        size += 1
-    return size
+        """Frees the texts."""
+        self._texts.clear()

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.drafters.base import Drafter, NoDrafter, overrides
+from pyllama_spec.drafters.base import Drafter, NoDrafter
 from pyllama_spec.drafters.kinds import HEADS, INSTEAD
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
@@ -37,21 +36,8 @@ if TYPE_CHECKING:
     from pyllama_spec.drafters.model_drafter import ModelDrafter
 
 
-class GrammarOnly(NoDrafter):
-    """Proposes nothing; the round itself drafts the text that a grammar forces."""
-
-    name = "grammar"
-
-    def __init__(self, max_draft: int = 8) -> None:
-        self.max_draft = max_draft
-
-
 NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
 SUFFIX, AUTO = "suffix", "auto"
-# MODULE:FUNCTION, which a command takes for a drafter of the user's.
-_WORD = r"[^\W\d]\w*"
-OWN_DRAFTER = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
-
 _ARCH, _N_HEADS = "general.architecture", ".nextn_predict_layers"
 # The maximum number of a folder's files to read, which bounds the time.
 _MAX_FILES = 64
@@ -75,34 +61,25 @@ def _class_of(arch: str) -> type[ModelDrafter[Any]]:
     return SmallModel
 
 
-def _open_suffix(options: DraftOptions) -> Drafter:
-    from pyllama_spec.drafters.suffix import open_suffix
+def _open_suffix(options: DraftOptions, *, remembers: bool = True) -> Drafter:
+    from pyllama_spec.drafters.suffix import Suffix
 
-    return open_suffix(options)
+    # A verify batch of 8 rows is cheap on a CPU, and where a controller weighs what more cost,
+    # copies may be longer.
+    return Suffix(options.length(7, 15), remembers=remembers, store=options.memory)
 
 
 # Drafters that need no file of their own.
 _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     NONE: lambda options: NoDrafter(),
-    GRAMMAR: lambda options: GrammarOnly(options.length(8, 8)),
+    # The round itself drafts the text that a grammar forces.
+    GRAMMAR: lambda options: NoDrafter(GRAMMAR, options.length(8, 8)),
     PROMPT_LOOKUP: lambda options: PromptLookup(options.length(7, 7)),
     SUFFIX: _open_suffix,
     MTP: lambda options: _class_of(MTP).open(None, options),
 }
-# Prefixes of architectures that only draft for another model, of kinds that are not supported,
-# and a remark on each.
-_OTHER_DRAFTS = {
-    "eagle": "",
-    "dspark": "",
-    "medusa": "",
-    "gemma4-assistant": ", since they compute with the target's own keys and values",
-}
-# What a drafter of the user's own does in place of an option.
-_INSTEAD_OF = {
-    "p_min": ": your propose_one() may cut drafts that it is not sure of",
-    "lookup": ": LookupFirst(drafter, min_ngram) copies before it asks yours",
-    "draft_memory": ": Suffix(store=file) reads one",
-}
+# Prefixes of architectures that only draft for another model, of kinds that are not supported.
+_OTHER_DRAFTS = ("eagle", "dspark", "medusa", "gemma4-assistant")
 
 
 def register(arch: str, opener: Opener) -> None:
@@ -127,7 +104,7 @@ def known_drafts() -> str:
 
 def is_draft(arch: str) -> bool:
     """Whether files of an architecture are drafts for other models, not targets."""
-    return arch in HEADS or arch in _KINDS or arch.startswith(tuple(_OTHER_DRAFTS))
+    return arch in HEADS or arch in _KINDS or arch.startswith(_OTHER_DRAFTS)
 
 
 def needs_file(name: str) -> bool:
@@ -142,26 +119,14 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
         return _NAMED[draft](options)
     if isinstance(draft, (str, os.PathLike)):
         return open_draft(draft, options)
-    if isinstance(draft, Drafter):
-        if not any(overrides(draft, name, Drafter) for name in ("propose_one", "propose")):
-            kind = type(draft).__name__
-            raise ArgumentError(
-                "draft", problem=f"of the class {kind} has neither propose_one() nor propose()",
-                remedy=f"write {kind}.propose_one(self, request), which returns a Draft "
-                "(docs/drafters.md)",
-            )  # fmt: skip
-        return draft
-    return NoDrafter()
+    return draft if isinstance(draft, Drafter) else NoDrafter()
 
 
 def check_draft(draft: object, options: DraftOptions) -> None:
     """Checks what make_drafter() takes, as far as that needs no file."""
     if not (draft is None or isinstance(draft, (str, os.PathLike, Drafter))):
-        name = getattr(draft, "__name__", "") if callable(draft) else ""
-        raise ArgumentError(
-            "draft", draft, "a path, a name, a Drafter or None",
-            f"give its result: {name}()" if name else known_drafts(),
-        )  # fmt: skip
+        expected = "a path, a name, a Drafter or None"
+        raise ArgumentError("draft", draft, expected, known_drafts())
     is_name = isinstance(draft, str) and draft in _NAMED
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
     has_lookup = is_model or (is_name and draft == SUFFIX)
@@ -172,10 +137,9 @@ def check_draft(draft: object, options: DraftOptions) -> None:
         ("draft_memory", options.memory, has_lookup, copies),
     ):  # fmt: skip
         if value is not None and not fits:
-            instead = _INSTEAD_OF[name] if isinstance(draft, Drafter) else ""
             raise ArgumentError(
                 name, value, problem=f"is for {of}, and not for `draft`={shown(draft)}",
-                remedy=f"leave it out{instead}",
+                remedy="leave it out",
             )  # fmt: skip
 
 
@@ -189,17 +153,6 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
 def _arch_of(path: str | os.PathLike[str]) -> str:
     """The architecture in a draft's file; "mtp" for a head alone. Raises as open_draft()."""
     name, file = os.fspath(path), Path(path)
-    if not name:
-        raise ArgumentError("draft", "", problem="is not a file name", remedy="give None for none")
-    if "://" in name:
-        remedy = "download the file and give its path"
-        raise ArgumentError("draft", name, problem="is an address", remedy=remedy)
-    own = OWN_DRAFTER.fullmatch(str(file))
-    if own is not None and not file.exists():
-        raise ArgumentError(
-            "draft", name, problem="is MODULE:FUNCTION, which only a command takes",
-            remedy=f"in Python give an object: from {own[1]} import {own[2]}, then {own[2]}()",
-        )  # fmt: skip
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
         raise ArgumentError(
@@ -213,11 +166,10 @@ def _arch_of(path: str | os.PathLike[str]) -> str:
         raise ModelLoadError(f"{file} does not say what kind of model it holds: {_ARCH} is missing")
     if arch in HEADS or arch in _KINDS:
         return arch
-    other = next((kind for kind in _OTHER_DRAFTS if arch.startswith(kind)), None)
-    if other is not None:
+    if is_draft(arch):
         raise UnsupportedError(
-            f"drafts of kind {arch!r} are not supported by this version ({file.name})"
-            f"{_OTHER_DRAFTS[other]}; {known_drafts()}"
+            f"drafts of kind {arch!r} are not supported by this version ({file.name}); "
+            f"{known_drafts()}"
         )
     return MTP if holds_head_alone(file) else arch
 
@@ -249,29 +201,20 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     return False
 
 
-def _check_head(target: str | os.PathLike[str], draft: str, instead: str = INSTEAD) -> None:
-    """Raises unless a file's keys show an MTP head to draft with. Loads nothing."""
-    path = Path(target)
-    fault = _head_fault(path)
-    if fault:
-        raise ArgumentError(
-            "draft", draft, problem=f"cannot be used: {path.name} {fault}", remedy=instead
-        )
-
-
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
     """Raises if the files' keys rule out the draft. Loads nothing."""
     if draft == MTP or (isinstance(draft, Drafter) and draft.wants_head):
-        _check_head(target, MTP)
+        path = Path(target)
+        fault = _head_fault(path)
+        if fault:
+            problem = f"cannot be used: {path.name} {fault}"
+            raise ArgumentError("draft", MTP, problem=problem, remedy=INSTEAD)
     elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
         _arch_of(draft)
 
 
 def open_before(
-    draft: object,
-    target: str | os.PathLike[str],
-    options: DraftOptions,
-    instead: str = INSTEAD,
+    draft: object, target: str | os.PathLike[str], options: DraftOptions
 ) -> Drafter | None:
     """The drafter of `draft=` for a target that is not loaded yet; None for "auto".
 
@@ -279,11 +222,9 @@ def open_before(
     """
     if draft == AUTO:
         return None
-    drafter = make_drafter(draft, options)
-    with closed_on_failure(None if drafter is draft else drafter):
-        if drafter.wants_head:
-            _check_head(target, drafter.name, instead)
-    return drafter
+    check_draft(draft, options)
+    check_before(draft, target)
+    return make_drafter(draft, options)
 
 
 def _head_fault(path: Path) -> str:
@@ -316,11 +257,9 @@ def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Dra
     n_heads = target.info.n_heads
     head = "no MTP head" if not n_heads else "no MTP head that this version can draft with"
     reason = f"the file has {head}, and no draft for it lies beside it"
-    from pyllama_spec.drafters.suffix import open_suffix
-
     # Of the options only those of copies apply. Nobody asked for a memory of other requests unless
     # one is named: callers who share a model would see by the time what others wrote.
-    return _noted(open_suffix(options, remembers=options.memory is not None), reason)
+    return _noted(_open_suffix(options, remembers=options.memory is not None), reason)
 
 
 def _noted(drafter: Drafter, reason: str) -> Drafter:

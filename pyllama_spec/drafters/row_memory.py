@@ -9,8 +9,9 @@ the accepted rows is the first step of the next draft.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -33,34 +34,20 @@ class FeatureRows:
         self._buffer: Rows = np.empty((16, n_features), dtype=np.float32)
 
     def append(self, position: int, features: Features) -> None:
-        """Adds rows from a position on; if they leave a gap, the earlier rows are dropped.
-
-        Args:
-            position: the position of the first row.
-            features: one array per target layer.  # [n_rows, n_embd] float32
-        """
+        """Adds rows from a position on; if they leave a gap, the earlier rows are dropped."""
         if position != self.end:
             self.start = self.end = position
-        first, column = self.end - self.start, 0
-        if isinstance(features, LayerRows):  # straight from the target: one call for all layers
-            n = features.n
-            self._reserve(first + n)
-            features.copy_to(self._buffer, first)
-        else:
-            n = len(features[0])
-            self._reserve(first + n)
-            for layer in features:
-                width = layer.shape[1]
-                self._buffer[first : first + n, column : column + width] = layer
-                column += width
-        self.end += n
-
-    def _reserve(self, n: int) -> None:
+        held = self.end - self.start
+        n = held + len(features[0])
         if n > len(self._buffer):
-            held = self.end - self.start
             grown = np.empty((max(n, 2 * len(self._buffer)), self.n_features), dtype=np.float32)
             grown[:held] = self._buffer[:held]
             self._buffer = grown
+        if isinstance(features, LayerRows):  # straight from the target: one call for all layers
+            features.copy_to(self._buffer, held)
+        else:
+            np.concatenate(features, axis=1, out=self._buffer[held:n])
+        self.end = self.start + n
 
     def view(self, first: int, end: int) -> Rows:
         """Rows first .. end - 1, [end - first, n_features], valid until a change."""
@@ -128,7 +115,8 @@ class SequenceMemory:
         n_fed: positions 0 .. n_fed - 1 were fed.
         first: the first position that has not left the window.
         n_skipped: positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
-        ahead: the token after the kept ones, which truncate() removed, if its position was fed.
+        ahead: the token after the kept ones, which truncate() removed, if its position was fed: the
+            row for it may be gone.
         pinned: the last two rows of each of the last prompts, by position.
     """
 
@@ -162,51 +150,42 @@ class SequenceMemory:
             self.rows.append(n_keep - 1, [last])
 
 
-@dataclass(frozen=True, slots=True)
-class HeadSizes:
-    """What a head's memory is made for.
+class RowMemory(DraftMemory):
+    """The rows of all sequences in a head's context, and the guesses of a chain after them.
 
-    Attributes:
+    Args:
+        context: the head's.
         kind: what the head reads.
         n_features: the width of the target's rows, of all layers together.
-        n_hidden: the width of the head's own rows, which it is fed with guesses.
         n_window: the number of positions of a sequence that stay in the context.
         is_short: whether a text may be longer than the window.
-        n_heads: the number of heads, each with rows of its own in a lane of the context.
-        block: the layout of a block; None for a head that drafts in a chain.
+        n_lanes: the number of heads, each with rows of its own in a lane of the context.
+        lane: the number of the head.
     """
 
-    kind: HeadKind
-    n_features: int
-    n_hidden: int
-    n_window: int
-    is_short: bool
-    n_heads: int
-    block: DraftBlock | None
-
-    def memory(self, context: Context) -> RowMemory | HeadsMemory:
-        """The memory of such a head."""
-        if self.block is not None:
-            return BlockMemory(context, self, self.block)
-        return HeadsMemory(context, self) if self.n_heads > 1 else RowMemory(context, self)
-
-
-class RowMemory(DraftMemory):
-    """The rows of all sequences in a head's context, and the guesses of a chain after them."""
-
-    def __init__(self, context: Context, sizes: HeadSizes, lane: int = 0) -> None:
+    def __init__(
+        self,
+        context: Context,
+        kind: HeadKind,
+        n_features: int,
+        n_window: int,
+        is_short: bool,
+        n_lanes: int = 1,
+        lane: int = 0,
+    ) -> None:
         super().__init__(context)
-        self._row, self._token = sizes.kind.pairing
+        self._row, self._token = kind.row, kind.token
         # How many of the first n tokens' positions have to wait for a later token or row.
         self._n_open = max(self._row, self._row if self._token is None else self._token)
-        self._lane, self._n_lanes = lane, sizes.n_heads
-        self._n_features, self._n_window = sizes.n_features, sizes.n_window
+        self._lane, self._n_lanes = lane, n_lanes
+        self._n_features, self._n_window = n_features, n_window
         # Whether the rows of a prompt wait for its end.
-        self._waits = sizes.is_short and sizes.kind.waits_for_prompt
-        self._batch = Batch(context.n_batch, n_row=sizes.n_features, n_model_row=context.n_row)
+        self._waits = is_short and kind.waits_for_prompt
+        self._batch = Batch(context.n_batch, n_row=n_features, n_model_row=context.n_row)
         self._batch.logits = False
         self._batch.head = lane
-        self._step = Batch(context.n_seq_max, n_row=sizes.n_hidden, n_model_row=context.n_row)
+        n_hidden = context.model.info.n_embd if kind.arch else n_features
+        self._step = Batch(context.n_seq_max, n_row=n_hidden, n_model_row=context.n_row)
         self._step.hidden_rows = True
         self._step.logits = False
         self._sequences: dict[int, SequenceMemory] = {}
@@ -301,7 +280,10 @@ class RowMemory(DraftMemory):
         """Records tokens and their rows without computing."""
         for one in done:
             s = self.of(one.seq)
-            self._check_ahead(one.seq, s, one.tokens)
+            end = max(len(s.tokens) - self._n_open, 0)
+            if one.tokens and s.n_fed > end and s.ahead != one.tokens[0]:
+                self._roll_back(one.seq, s, end)
+            s.ahead = None
             was_in_prompt = s.is_in_prompt
             if one.features:
                 s.rows.append(one.first_row, one.features)
@@ -310,13 +292,6 @@ class RowMemory(DraftMemory):
                 self._use *= _KEEP_USE
             if (was_in_prompt and not s.is_in_prompt) or one.is_border:
                 s.pin()
-
-    def _check_ahead(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
-        """Drops the position that truncate() left at the end if the text continues differently."""
-        end = max(len(s.tokens) - self._n_open, 0)
-        if tokens and s.n_fed > end and s.ahead != tokens[0]:
-            self._roll_back(seq, s, end)
-        s.ahead = None
 
     def feed_due(self, done: Sequence[Committed]) -> None:
         """Feeds the noted rows that are due, and drops rows that will never be fed."""
@@ -505,13 +480,20 @@ class BlockMemory(RowMemory):
     that were accepted, one decodes a block as long as was asked for.
     """
 
-    def __init__(self, context: Context, sizes: HeadSizes, block: DraftBlock) -> None:
-        super().__init__(context, sizes)
-        self._block = block
-        self._slots = Batch(context.n_seq_max * block.n_slots)
-        self._slots.logits = False
-        # The row of the last batch with each sequence's first guess.
-        self._first_row: dict[int, int] = {}
+    # The row of the last batch with each sequence's first guess.
+    _first_row: Mapping[int, int]
+
+    @cached_property
+    def _block(self) -> DraftBlock:
+        block = self.context.model.draft_block
+        assert block is not None
+        return block
+
+    @cached_property
+    def _slots(self) -> Batch:
+        batch = Batch(self.context.n_seq_max * self._block.n_slots)
+        batch.logits = False
+        return batch
 
     def ask(self, chains: Sequence[Chain], n: int) -> None:
         """Feeds the waiting rows, then decodes a block after the rows of each sequence.
@@ -524,10 +506,10 @@ class BlockMemory(RowMemory):
         if waiting:
             self.feed(waiting)
         self._slots.clear()
-        self._first_row.clear()
-        for chain in chains:
-            tokens = self.of(chain.seq).tokens
-            self._first_row[chain.seq] = self._put_block(chain.seq, len(tokens) - 1, tokens[-1], n)
+        texts = {chain.seq: self.of(chain.seq).tokens for chain in chains}
+        self._first_row = {
+            seq: self._put_block(seq, len(text) - 1, text[-1], n) for seq, text in texts.items()
+        }
         try:
             self.decode(self._slots)
         except BaseException:
@@ -568,11 +550,11 @@ class BlockMemory(RowMemory):
         return n if self._block.n_window is None else min(n, self._block.n_window)
 
 
-class HeadsMemory(DraftMemory):
+class HeadsMemory(RowMemory):
     """The rows of all sequences once per head, in lanes of one context.
 
     Each head has a layer of its own and remembers a text of its own. The pairs that are committed
-    are those of RowMemory for all of them, with rows of the target. Where head k is asked, the
+    are the same for all of them, with rows of the target. Where head k is asked, the
     pairs after the pending token are the guesses of the heads before it:
 
         position          n            n+1          n+2
@@ -590,21 +572,11 @@ class HeadsMemory(DraftMemory):
     elsewhere. So a head has sequences of its own, its lane.
     """
 
-    def __init__(self, context: Context, sizes: HeadSizes) -> None:
-        super().__init__(context)
-        self._heads = [_Lane(self, sizes, lane) for lane in range(sizes.n_heads)]
-
-    def of(self, seq: int) -> SequenceMemory:
-        """The first head's memory of a sequence."""
-        return self._heads[0].of(seq)
-
-    def tokens(self, seq: int) -> list[int]:
-        """The tokens of a sequence."""
-        return self.of(seq).tokens
-
-    def ask(self, chains: Sequence[Chain], n: int) -> None:
-        """Feeds the first head the waiting pairs; sets its guess for each sequence."""
-        self._heads[0].ask(chains, n)
+    def follow(self, later: Sequence[Lane]) -> None:
+        """Takes the memories of the heads after the first one, whose memory this is."""
+        self.later = later
+        for lane in later:
+            lane.owner = self
 
     def step(self, chains: Sequence[Chain]) -> None:
         """Sets the guesses of the next head, after those of the earlier ones."""
@@ -612,26 +584,23 @@ class HeadsMemory(DraftMemory):
             assert chain.choice is not None  # it was extended
             chain.rows.append(chain.choice.row.copy())
         # All have been extended as often.
-        self._heads[len(chains[0].ids)].step(chains)
-
-    def try_step(self, i: int) -> None:
-        """Computes a guess of the first head at position i, for timing."""
-        self._heads[0].try_step(i)
+        self.later[len(chains[0].ids) - 1].step(chains)
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes tokens and their rows, and feeds those of a prompt to all heads.
 
         All record them before any is fed: a cancel in between leaves them at the same token.
         """
-        for head in self._heads:
+        for head in (self, *self.later):
             head.note(done)
-        for head in self._heads:
+        for head in (self, *self.later):
             head.feed_due(done)
 
     def resume_at(self, seq: int, n_keep: int) -> int:
         """How many of the first n_keep tokens the target may keep: the minimum over all heads."""
         while n_keep:
-            n = min(head.resume_at(seq, n_keep) for head in self._heads)
+            n = super().resume_at(seq, n_keep)
+            n = min(n, *(lane.resume_at(seq, n_keep) for lane in self.later))
             if n == n_keep:
                 break
             n_keep = n
@@ -639,40 +608,42 @@ class HeadsMemory(DraftMemory):
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Keeps the part of the first n_keep tokens."""
-        for head in self._heads:
-            head.truncate(seq, n_keep)
+        super().truncate(seq, n_keep)
+        for lane in self.later:
+            lane.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
         """Starts `to` as a copy of `seq`."""
-        for head in self._heads:
-            head.copy(seq, to)
+        super().copy(seq, to)
+        for lane in self.later:
+            lane.copy(seq, to)
 
     def save(self, seq: int, draft: str) -> bytes:
         """The state of a sequence."""
-        return pack({}, [head.save(seq, draft) for head in self._heads], draft)
+        lanes = [lane.save(seq, draft) for lane in self.later]
+        return pack({}, [super().save(seq, draft), *lanes], draft)
 
     def restore(self, seq: int, data: bytes, draft: str) -> int:
         """Restores a state of save(); returns the number of tokens."""
         try:
             _, parts = unpack(data, draft)
-            pairs = zip(self._heads, parts, strict=True)
-            return min(head.restore(seq, part, draft) for head, part in pairs)
+            n = super().restore(seq, parts[0], draft)
+            pairs = zip(self.later, parts[1:], strict=True)
+            return min(n, *(lane.restore(seq, part, draft) for lane, part in pairs))
         except BaseException:
-            for head in self._heads:
+            for head in (self, *self.later):
                 head.forget(seq)
             raise
 
 
-class _Lane(RowMemory):
-    """The rows of one of several heads."""
+class Lane(RowMemory):
+    """The rows of one of several heads after the first."""
 
-    def __init__(self, owner: HeadsMemory, sizes: HeadSizes, lane: int) -> None:
-        super().__init__(owner.context, sizes, lane)
-        self._owner = owner
+    owner: HeadsMemory
 
     def decode(self, batch: Batch) -> None:
         """Runs a decode of this head."""
-        self._owner.decode(batch)
+        self.owner.decode(batch)
 
     def step(self, chains: Sequence[Chain]) -> None:
         """Feeds the waiting rows and the guesses after them; sets the next guess."""

@@ -10,6 +10,7 @@ distribution, each with a call of its own.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -33,9 +34,7 @@ from pyllama_spec.drafters.draft_memory import (
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.drafters.model_drafter import (
     ModelDrafter,
-    note_of_few_bits,
     step_share,
-    type_of_weights,
 )
 from pyllama_spec.drafters.options import DraftOptions, FileOptions
 from pyllama_spec.engine.batch import Batch
@@ -44,7 +43,8 @@ from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.load_errors import UnknownArchitectureError
 from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, EngineError, ModelLoadError, UnsupportedError
+from pyllama_spec.gguf.sizes import main_type
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -483,7 +483,6 @@ class SmallModel(ModelDrafter[TokenMemory]):
     """Drafts in a chain with an ordinary model."""
 
     name = "draft-model"
-    title = "a model that generates text"
     lengths = (4, 8)
     draws_tokens = True
 
@@ -495,7 +494,6 @@ class SmallModel(ModelDrafter[TokenMemory]):
     ) -> None:
         super().__init__(model, max_draft, **options)
         self._vocab: VocabMap | None = None
-        self._type = type_of_weights(self.model)
 
     @classmethod
     def open(cls, path: Any, options: DraftOptions) -> Drafter:
@@ -508,18 +506,12 @@ class SmallModel(ModelDrafter[TokenMemory]):
                 'draft="prompt-lookup" needs no file'
             ) from None
 
-    def layers_read(self) -> tuple[int, ...]:
-        """None: it reads only the target's text."""
-        return ()
-
-    def why_not(self, model: Model) -> str:
-        """The reason why a model cannot draft by itself."""
+    def check_kind(self, model: Model) -> None:
+        """Raises unless a model drafts by itself."""
         info = model.info
-        if info.n_target_layers:
-            return f"({info.arch}) is a draft that reads rows of its target, not {self.title}"
-        if model.is_encoder or info.has_encoder or info.is_diffusion:
-            return f"({info.arch}) is not {self.title}"
-        return ""
+        if info.n_target_layers or model.is_encoder or info.has_encoder or info.is_diffusion:
+            problem = f"({info.arch}) is not a model that generates text"
+            raise ArgumentError("draft", model.path.name, problem=problem)
 
     def check(self, target: Model) -> None:
         """Raises unless the draft shares enough of the target's vocabulary."""
@@ -537,9 +529,6 @@ class SmallModel(ModelDrafter[TokenMemory]):
         n_guesses = self.max_draft * (1 if self._vocab.is_identity else _MAX_PER_GUESS)
         context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
         self.step_share = step_share(self.model, target.model)
-        if self._type is not None:
-            less = "it may agree with the target less often than with 8 bits"
-            self.add_note(note_of_few_bits("the draft", *self._type, less))
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
 
     def can_draft(self, request: DraftRequest) -> bool:
@@ -564,7 +553,8 @@ class SmallModel(ModelDrafter[TokenMemory]):
         facts = super().describe()
         del facts["target_layers"], facts["n_output"]
         facts["reads"] = "the text"
-        facts["weights"] = self._type.name if self._type is not None else ""
+        with contextlib.suppress(ModelLoadError):
+            facts["weights"] = main_type(self.model.path)
         vocab = self._vocab
         if vocab is not None:
             facts["vocabulary"] = "the target's" if vocab.is_identity else "another one"

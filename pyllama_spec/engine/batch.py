@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import ffi, lib
-from pyllama_spec.engine.checks import count, int32, listed
+from pyllama_spec.engine.checks import count, int32
 from pyllama_spec.errors import ArgumentError
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
 _MAX_TOKENS = 1 << 24
-# The limit of all rows together: four gigabytes.
-_MAX_NUMBERS = 1 << 30
 # What the rows of a draft's batch are.
 _FEATURES, _HIDDEN = lib.LLAMA_SPEC_DRAFT_FEATURES, lib.LLAMA_SPEC_DRAFT_HIDDEN
 
@@ -39,41 +37,30 @@ class Batch:
 
     def __init__(self, n_max: int, *, n_row: int = 0, n_model_row: int | None = None) -> None:
         n_max = count(n_max, "n_max", 1, _MAX_TOKENS)
-        n_row = count(n_row, "n_row", 0)
-        n_wide = n_row if n_model_row is None else count(n_model_row, "n_model_row", n_row)
-        if n_max * n_wide > _MAX_NUMBERS:
-            raise ArgumentError(
-                "n_max", n_max, f"at most {_MAX_NUMBERS // n_wide} for rows of {n_wide} numbers"
-            )
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
         self.hidden_rows, self.logits, self.head = False, True, 0
         self.max_pos = -1
         self._ids = ffi.new("int32_t[]", n_max)
         self._pos = ffi.new("int32_t[]", n_max)
         self._output = ffi.new("int8_t[]", n_max)
-        # Sequence ids of all tokens, one after the other; _n_seq is used once a token has several.
         self._seq = ffi.new("int32_t[]", n_max)
-        self._n_seq: Any = None
-        self._n_seq_ids = 0
         # shape: [n_max, n_model_row]
         self._rows: npt.NDArray[np.float32] | None = None
         if n_row:
-            self._rows = np.zeros((n_max, n_wide), dtype=np.float32)
+            self._rows = np.zeros((n_max, n_model_row or n_row), dtype=np.float32)
         self._n_ids = 0
         self._struct = ffi.new("struct llama_spec_batch *")
 
     def clear(self) -> None:
         """Empties the batch."""
-        self.n_tokens = self._n_seq_ids = 0
+        self.n_tokens = self._n_ids = 0
         self.max_pos = -1
-        self._n_seq = None
-        self._n_ids = 0
 
     def add(
         self,
         token: int | None,
         pos: int,
-        seq: int | Sequence[int] = 0,
+        seq: int = 0,
         *,
         output: bool = False,
         row: npt.NDArray[np.float32] | None = None,
@@ -83,7 +70,7 @@ class Batch:
         Args:
             token: its id; None if only a row is given.
             pos: its position in the sequence.
-            seq: its sequence, or several that share the token.
+            seq: its sequence.
             output: whether to compute its logits.
             row: [n_row] float32 state row, for a batch with n_row.
 
@@ -102,9 +89,8 @@ class Batch:
             raise ArgumentError("token", None, "an id or a row")
         if row is not None:
             self._set_rows(i, 1, (row[None],))
-        self._pos[i] = int32(pos, "pos")
+        self._pos[i], self._seq[i] = int32(pos, "pos"), int32(seq, "seq")
         self._output[i] = 1 if output else 0
-        self._add_seq(i, seq)
         self._n_ids += token is not None
         self.n_tokens = i + 1
         self.max_pos = max(self.max_pos, pos)
@@ -141,13 +127,6 @@ class Batch:
             )
         if rows:
             self._set_rows(start, n, rows)
-        if self._n_seq is not None:
-            for k in range(n):
-                wanted = output_all or (output_last and k == n - 1)
-                token = None if tokens is None else tokens[k]
-                row = None if self._rows is None else self._rows[start + k, : self.n_row]
-                self.add(token, pos + k, seq, output=wanted, row=row)
-            return
         self._set_numbers(start, n, tokens, pos, seq)
         if n == 1:
             self._output[start] = output_all or output_last
@@ -158,7 +137,6 @@ class Batch:
         if n:
             self._n_ids += n if tokens is not None else 0
             self.max_pos = max(self.max_pos, pos + n - 1)
-        self._n_seq_ids += n
         self.n_tokens += n
 
     def _set_numbers(
@@ -196,24 +174,6 @@ class Batch:
         if at != self.n_row:
             raise ArgumentError("rows", problem=f"are {at} numbers wide", expected=f"{self.n_row}")
 
-    def _add_seq(self, i: int, seq: int | Sequence[int]) -> None:
-        ids = listed(seq, "seq") if isinstance(seq, (tuple, list, set, range)) else (seq,)
-        if not ids:
-            raise ArgumentError("seq", seq, "at least one sequence")
-        if len(ids) > 1 and self._n_seq is None:
-            self._n_seq = ffi.new("int32_t[]", self.n_max)
-            self._n_seq[0:i] = [1] * i
-        if self._n_seq is not None:
-            self._n_seq[i] = len(ids)
-        need = self._n_seq_ids + len(ids)
-        if need > len(self._seq):
-            grown = ffi.new("int32_t[]", max(need, 2 * len(self._seq)))
-            ffi.memmove(grown, self._seq, 4 * self._n_seq_ids)
-            self._seq = grown
-        for k, one in enumerate(ids):
-            self._seq[self._n_seq_ids + k] = int32(one, "seq")
-        self._n_seq_ids = need
-
     def as_struct(self) -> Any:
         """The C view of the batch, for Context.decode()."""
         if self._n_ids not in (0, self.n_tokens):
@@ -229,7 +189,6 @@ class Batch:
             s.rows = ffi.cast("float *", self._rows.ctypes.data)
             s.n_row = self._rows.shape[1]
         s.pos, s.seq, s.output = self._pos, self._seq, self._output
-        s.n_seq = self._n_seq if self._n_seq is not None else ffi.NULL
         s.mode = _HIDDEN if self.hidden_rows else _FEATURES
         s.candidates_only = not self.logits
         s.head = self.head

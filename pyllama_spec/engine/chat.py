@@ -83,6 +83,9 @@ class ChatSession:
         object_arguments: whether the template gets the arguments of past calls as values instead of
             text.
         has_call_ids: whether calls have an id.
+        unmade: the rules that the grammar lacks, "argument-0" and so on, for arguments that the
+            template writes outside JSON: each a tool, a parameter, a form, and texts that the value
+            is without.
     """
 
     def __init__(self, pointer: Any, answer: Mapping[str, Any]) -> None:
@@ -101,6 +104,7 @@ class ChatSession:
         self.preserved_tokens = frozenset[int](answer["preserved_tokens"])
         self.object_arguments: bool = answer["object_arguments"]
         self.has_call_ids: bool = answer["has_call_ids"]
+        self.unmade: list[dict[str, Any]] = answer["unmade"]
 
     @property
     def thought_tags(self) -> tuple[str, ...]:

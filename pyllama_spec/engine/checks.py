@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.options import Option
+from pyllama_spec.options import Option, options_of
 
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = 3.4028234e38
@@ -35,22 +34,12 @@ def int32(value: object, name: str) -> int:
     return number
 
 
-def flag(value: object, name: str) -> bool:
-    """Reads True or False."""
-    if value is not True and value is not False:
-        raise ArgumentError(name, value, bool)
-    return value
-
-
 def boolean(value: object, name: str) -> bool:
     """Reads a bool of Python or NumPy."""
-    if isinstance(value, bool) or (type(value).__module__ == "numpy" and _is_numpy_bool(value)):
+    kind = type(value)  # importing NumPy for its bool takes long
+    if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
         return bool(value)
     raise ArgumentError(name, value, bool)
-
-
-def _is_numpy_bool(value: object) -> bool:
-    return type(value).__name__ in ("bool", "bool_")
 
 
 def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
@@ -82,34 +71,10 @@ def instance(value: object, kind: type | tuple[type, ...], name: str, remedy: st
         raise ArgumentError(name, value, kind, remedy)
 
 
-def check_fields(params: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
-    """Checks the plain fields of a frozen dataclass by the words of their types, and by bounds.
-
-    Numbers of NumPy become Python's, and sequences tuples.
-    """
-    for one in fields(params):
-        value, kind = getattr(params, one.name), str(one.type)
-        if value is None and kind.endswith(" | None"):
-            continue
-        low, high = bounds.get(one.name, (-math.inf, math.inf))
-        read: Any = None
-        match kind.removesuffix(" | None"):
-            case "int":
-                least, most = (int(end) if math.isfinite(end) else 0 for end in (low, high))
-                read = count(value, one.name, least, most or INT32_MAX)
-            case "float":
-                read = real(value, one.name, max(low, -FLOAT32_MAX), min(high, FLOAT32_MAX))
-            case "bool":
-                read = boolean(value, one.name)
-            case "str":
-                read = text(value, one.name)
-            case "tuple[str, ...]":
-                read = tuple(text(each, one.name) for each in sequence(value, one.name))
-            case "tuple[int, ...]":
-                read = tuple(int32(each, one.name) for each in sequence(value, one.name))
-            case _:
-                continue
-        object.__setattr__(params, one.name, read)
+def check_options(params: Any) -> None:
+    """Checks the options of a frozen dataclass; numbers of NumPy become Python's."""
+    for name, one in options_of(type(params)).items():
+        object.__setattr__(params, name, checked(one, getattr(params, name)))
 
 
 def sequence(value: object, name: str) -> Sequence[Any]:
@@ -172,6 +137,11 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
     return [min(real(x, "tensor_split", 0.0), FLOAT32_MAX) for x in shares]
 
 
+_LISTS: Mapping[str, Callable[[object, str], Any]] = {
+    "tuple[str, ...]": text, "tuple[int, ...]": int32,
+}  # fmt: skip
+
+
 def checked(option: Option, value: object) -> Any:
     """The value of an option, checked by its own function, or its type, bounds and choices."""
     if option.kind == "int" and isinstance(value, float) and value.is_integer():
@@ -182,6 +152,9 @@ def checked(option: Option, value: object) -> Any:
         return None
     if option.kind == "bool":
         return boolean(value, option.name)
+    if option.kind in _LISTS:
+        read = _LISTS[option.kind]
+        return tuple(read(each, option.name) for each in sequence(value, option.name))
     if option.choices:
         one_of(value, option.choices, option.name)
     elif option.kind == "str":

@@ -46,21 +46,6 @@ _CONTEXT_STEP = 256
 Settings = tuple[tuple[str, str], ...]
 
 
-class ThreadUse(NamedTuple):
-    """Growing counts of a target's context and its drafts'; 0 with one thread.
-
-    If other programs use the cores, threads wait for the one that lost its core. This wait is
-    measured. If fewer threads are faster, fewer compute, with equal numbers.
-
-    Attributes:
-        n_graphs: physical batches that several threads could compute.
-        n_with_fewer: the number of those computed by fewer than all threads.
-    """
-
-    n_graphs: int = 0
-    n_with_fewer: int = 0
-
-
 class Transfers(NamedTuple):
     """Growing counts; all 0 if everything is on the CPU.
 
@@ -89,9 +74,6 @@ class Transfers(NamedTuple):
     def plus(self, other: Transfers) -> Transfers:
         """The sum of both."""
         return Transfers(*(a + b for a, b in zip(self, other, strict=True)))
-
-
-NO_TRANSFERS = Transfers()
 
 
 def read_transfers(handle: Any, *, with_drafts: bool) -> Transfers:
@@ -333,8 +315,7 @@ class Context(Owner):
     def settings(self, adapters: Sequence[tuple[Adapter, float]] | None = None) -> Settings:
         """The settings, beside the model, that the context's memory depends on."""
         if self._settings is None:
-            flash_attn = _flash_attn(self.model, self.params)
-            self._settings = settings_of(self.model, self.params, self.n_ctx_seq, flash_attn)
+            self._settings = _settings_of(self.model, self.params, self.n_ctx_seq)
         key = adapters_key(self._adapters if adapters is None else adapters)
         return (*self._settings, ("adapters", repr(key)))
 
@@ -507,12 +488,6 @@ class Context(Owner):
         return int(self._info().n_graphs_reused)
 
     @property
-    def thread_use(self) -> ThreadUse:
-        """Counts graphs, and those that fewer threads computed because the cores were busy."""
-        info = self._info()
-        return ThreadUse(info.n_graphs, info.n_with_fewer)
-
-    @property
     def transfers(self) -> Transfers:
         """The transfers between host and devices in this context's calls so far."""
         return read_transfers(self.handle, with_drafts=False)
@@ -544,10 +519,11 @@ class Context(Owner):
 
 def _flash_attn(model: Model, params: ContextParams) -> int:
     """The engine's number for ContextParams.flash_attn: -1 automatic, 0 off, 1 on."""
+    if params.type_v not in UNPACKED:  # a quantised V cache exists only with it
+        return 1
     if params.flash_attn is not None:
         return int(params.flash_attn)
-    needs_it = params.type_v not in UNPACKED  # a quantised V cache exists only with
-    return -1 if model.is_on_gpu or needs_it else 0
+    return -1 if model.is_on_gpu else 0
 
 
 def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) -> int:
@@ -628,25 +604,18 @@ def adapters_key(adapters: Sequence[tuple[Adapter, float]]) -> tuple[tuple[str, 
     return tuple((adapter.identity, float(scale)) for adapter, scale in adapters if scale != 0.0)
 
 
-def settings_of(model: Model, params: ContextParams, n_ctx_seq: int, flash_attn: int) -> Settings:
+def _settings_of(model: Model, params: ContextParams, n_ctx_seq: int) -> Settings:
     """The settings, beside model and adapters, that the memory of a context depends on."""
     values: dict[str, Any] = {name: getattr(params, name) for name in _SETTINGS}
-    # A quantised V cache exists only with it, whether it was asked for or not.
-    needs_it = params.type_v not in ("f32", "f16", "bf16")
-    values["flash_attn"] = {-1: True if needs_it else None, 0: False}.get(flash_attn, True)
+    values["flash_attn"] = {-1: None, 0: False, 1: True}[_flash_attn(model, params)]
     # Some models rotate positions differently in contexts that are longer than those of their
     # training.
-    padded = -(-n_ctx_seq // _CONTEXT_STEP) * _CONTEXT_STEP
-    is_long = padded > _n_ctx_original(model, params)
-    values["n_ctx"] = f"{'beyond' if is_long else 'within'} the length of training"
-    return tuple((name, repr(value)) for name, value in values.items())
-
-
-def _n_ctx_original(model: Model, params: ContextParams) -> int:
-    info = model.info
+    info, n_trained = model.info, params.yarn_orig_ctx
     named = model.metadata.get(f"{info.arch}.rope.scaling.original_context_length", "")
-    own = int(named) if named.isdigit() else info.n_ctx_train
-    return params.yarn_orig_ctx or own
+    n_trained = n_trained or (int(named) if named.isdigit() else info.n_ctx_train)
+    padded = -(-n_ctx_seq // _CONTEXT_STEP) * _CONTEXT_STEP
+    values["n_ctx"] = f"{'beyond' if padded > n_trained else 'within'} the length of training"
+    return tuple((name, repr(value)) for name, value in values.items())
 
 
 def first_difference(theirs: Settings, ours: Settings) -> str | None:

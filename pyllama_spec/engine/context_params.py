@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama_spec.engine.binding import check, lib
-from pyllama_spec.engine.checks import INT32_MAX, check_fields, one_of
+from pyllama_spec.engine.binding import lib
+from pyllama_spec.engine.checks import FLOAT32_MAX, check_options
 from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.options import option
 
 # What a KV cache can be made of, by the engine's names.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -19,21 +20,16 @@ ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 # The engine's numbers of these names; None is the model's own.
 POOLING = {None: -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 ATTENTION = {None: -1, "causal": 0, "non-causal": 1}
-_BY_NAME: tuple[tuple[str, Collection[str | None]], ...] = (
-    ("type_k", KV_TYPES), ("type_v", KV_TYPES),
-    ("rope_scaling", ROPE_SCALING), ("pooling", POOLING), ("attention_type", ATTENTION),
+# The fields that the engine's struct has too.
+_SAME = (
+    "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max", "rope_freq_base",
+    "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
+    "yarn_orig_ctx", "offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings", "is_head",
 )  # fmt: skip
-_YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
-_BOUNDS: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(
-        ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"),
-        (1, INT32_MAX),
-    ),
-    **dict.fromkeys(
-        ("n_rs_seq", "n_outputs_max", "yarn_orig_ctx", "rope_freq_base", "rope_freq_scale"),
-        (0, INT32_MAX),
-    ),
-}
+
+
+def _names(numbers: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(name for name in numbers if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class ContextParams:
         op_offload: lets the GPU compute wide batches (prompts) for layers in host memory too. Then
             rows of a prompt and rows of a draft are rounded differently.
         swa_full: keeps all positions of sliding-window layers, so that any prefix can be reused.
-        kv_unified: uses one KV buffer for all sequences, needed if tokens belong to several.
+        kv_unified: uses one KV buffer for all sequences.
         embeddings: keeps the output embeddings too.
         is_window: positions may exceed n_ctx; the caller of decode() removes old ones in time.
         target_layers: the layer inputs that every decode keeps, see Context.layer_input().
@@ -71,27 +67,27 @@ class ContextParams:
             pooling and no snapshots, regardless of the other fields.
     """
 
-    n_ctx: int | None = 512
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_seq_max: int = 1
-    n_rs_seq: int = 0
-    n_outputs_max: int = 0
-    n_threads: int | None = None
-    n_threads_batch: int | None = None
+    n_ctx: int | None = option(512, low=1)
+    n_batch: int = option(2048, low=1)
+    n_ubatch: int = option(512, low=1)
+    n_seq_max: int = option(1, low=1)
+    n_rs_seq: int = option(0, low=0)
+    n_outputs_max: int = option(0, low=0)
+    n_threads: int | None = option(None, low=1)
+    n_threads_batch: int | None = option(None, low=1)
     flash_attn: bool | None = None
-    type_k: str = "f16"
-    type_v: str = "f16"
-    rope_freq_base: float = 0.0
-    rope_freq_scale: float = 0.0
-    rope_scaling: str | None = None
-    yarn_ext_factor: float = -1.0
-    yarn_attn_factor: float = -1.0
-    yarn_beta_fast: float = -1.0
-    yarn_beta_slow: float = -1.0
-    yarn_orig_ctx: int = 0
-    pooling: str | None = None
-    attention_type: str | None = None
+    type_k: str = option("f16", choices=KV_TYPES)
+    type_v: str = option("f16", choices=KV_TYPES)
+    rope_freq_base: float = option(0.0, low=0, high=FLOAT32_MAX)
+    rope_freq_scale: float = option(0.0, low=0, high=FLOAT32_MAX)
+    rope_scaling: str | None = option(None, choices=_names(ROPE_SCALING))
+    yarn_ext_factor: float = option(-1.0, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    yarn_attn_factor: float = option(-1.0, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    yarn_beta_fast: float = option(-1.0, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    yarn_beta_slow: float = option(-1.0, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    yarn_orig_ctx: int = option(0, low=0)
+    pooling: str | None = option(None, choices=_names(POOLING))
+    attention_type: str | None = option(None, choices=_names(ATTENTION))
     offload_kqv: bool = True
     op_offload: bool = False
     swa_full: bool = True
@@ -102,9 +98,7 @@ class ContextParams:
     is_head: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, _BOUNDS)
-        for name, known in _BY_NAME:
-            one_of(getattr(self, name), known, name)
+        check_options(self)
         if self.flash_attn is False and self.type_v not in UNPACKED:
             raise ArgumentError(
                 "type_v", self.type_v, problem="needs flash attention, and `flash_attn` is off",
@@ -113,25 +107,12 @@ class ContextParams:
 
     def fill(self, raw: Any) -> None:
         """Writes the parameters, except the layers, to the engine's struct."""
-        raw.n_batch, raw.n_ubatch = self.n_batch, self.n_ubatch
-        raw.n_seq_max, raw.n_rs_seq = self.n_seq_max, self.n_rs_seq
-        raw.n_outputs_max = self.n_outputs_max
+        for name in _SAME:
+            setattr(raw, name, getattr(self, name))
         raw.n_threads = bounded_n_threads(self.n_threads)
         raw.n_threads_batch = bounded_n_threads(self.n_threads_batch or raw.n_threads)
-        raw.type_k, raw.type_v = (_type_id(name) for name in (self.type_k, self.type_v))
+        raw.type_k = lib.llama_spec_type_id(self.type_k.encode())
+        raw.type_v = lib.llama_spec_type_id(self.type_v.encode())
         raw.rope_scaling_type = ROPE_SCALING[self.rope_scaling]
         raw.pooling_type = POOLING[self.pooling]
         raw.attention_type = ATTENTION[self.attention_type]
-        for name in ("rope_freq_base", "rope_freq_scale", *_YARN, "yarn_orig_ctx"):
-            setattr(raw, name, getattr(self, name))
-        raw.offload_kqv, raw.op_offload = self.offload_kqv, self.op_offload
-        raw.swa_full = self.swa_full
-        raw.kv_unified, raw.embeddings = self.kv_unified, self.embeddings
-        raw.is_head = self.is_head
-
-
-def _type_id(name: str) -> int:
-    """The engine's number for a type."""
-    type_id: int = lib.llama_spec_type_id(name.encode())
-    check(min(type_id, 0), f"cannot use the type {name}")
-    return type_id

@@ -122,26 +122,22 @@ def explained(error: ImportError) -> ImportError:
     if match is None:
         return error
     name = match["name"]
-    return ImportError(
-        f"{name} was not found, which this build of pyllama_spec needs: {_remedy(name)}",
-        name=error.name, path=error.path,
-    )  # fmt: skip
-
-
-def _remedy(name: str) -> str:
-    cuda = _CUDA.match(name)
-    if cuda is not None:
-        major = int(cuda["major"])
-        end = "" if major >= 13 else f"-cu{major}"  # their names had the version in them before 13
-        return (
+    remedy = "install the package that it belongs to, or build it here again: pip install ."
+    if (cuda := _CUDA.match(name)) is not None:
+        # Their names had the version in them before 13.
+        end = "" if int(cuda["major"]) >= 13 else f"-cu{cuda['major']}"
+        remedy = (
             f"pip install nvidia-cublas{end} nvidia-cuda-runtime{end}, beside this package, or put "
             "the toolkit's folder of libraries into LD_LIBRARY_PATH"
         )
-    if name.startswith("libcuda."):
-        return (
+    elif name.startswith("libcuda."):
+        remedy = (
             "it comes with NVIDIA's driver. Install that, or build for machines without one: "
             "pip install . -C cmake.define.GGML_CUDA=ON -C cmake.define.GGML_CUDA_NO_VMM=ON"
         )
-    if name.startswith("libvulkan."):
-        return "install Vulkan's loader (on Debian and Ubuntu: apt-get install libvulkan1)"
-    return "install the package that it belongs to, or build it here again: pip install ."
+    elif name.startswith("libvulkan."):
+        remedy = "install Vulkan's loader (on Debian and Ubuntu: apt-get install libvulkan1)"
+    return ImportError(
+        f"{name} was not found, which this build of pyllama_spec needs: {remedy}",
+        name=error.name, path=error.path,
+    )  # fmt: skip

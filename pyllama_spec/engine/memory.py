@@ -56,14 +56,10 @@ class Memory:
         check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
         return True
 
-    def copy(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
-        """Makes the sequence `target` share positions of `source`."""
-        check(
-            lib.llama_spec_seq_cp(
-                self._handle.pointer, _seq(source), _seq(target), _pos(p0), _pos(p1)
-            ),
-            f"cannot copy sequence {source} to {target}",
-        )
+    def copy(self, source: int, target: int) -> None:
+        """Makes the sequence `target` share all positions of `source`."""
+        code = lib.llama_spec_seq_cp(self._handle.pointer, _seq(source), _seq(target))
+        check(code, f"cannot copy sequence {source} to {target}")
 
     def clear(self) -> None:
         """Removes everything."""

@@ -279,7 +279,7 @@ class Model(Owner):
         raw = self._raw
         if not raw.head_bytes:
             return None
-        return HeadWeights(raw.head_bytes, ffi.string(raw.head_type).decode(), raw.head_bits)
+        return HeadWeights(raw.head_bytes, ffi.string(raw.head_type).decode())
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context."""
@@ -343,9 +343,9 @@ def _raw_params(
     if split:
         params.tensor_split, params.n_tensor_split = shares, len(split)
     places = _name_places(params, devices, rpc_servers)
-    overrides = raw_overrides({} if kv_overrides is None else kv_overrides)
-    params.overrides, params.n_overrides = overrides.array, len(kv_overrides or {})
-    return params, (shares, places, overrides)
+    params.overrides, kept = raw_overrides({} if kv_overrides is None else kv_overrides)
+    params.n_overrides = len(kv_overrides or {})
+    return params, (shares, places, kept)
 
 
 def _name_places(

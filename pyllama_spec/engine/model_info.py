@@ -53,12 +53,10 @@ class HeadWeights(NamedTuple):
     Attributes:
         n_bytes: bytes of its weights, without the output matrix if that is the target's.
         type: the type of most weights, by the engine's name.
-        bits: bits per weight of that type.
     """
 
     n_bytes: int
     type: str
-    bits: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +108,3 @@ class ModelInfo:
             if n >= unit:
                 return f"{n / unit:.3g}{name}"
         return str(n)
-
-    def snapshot_bytes(self, n_seq_max: int, n_rs_seq: int) -> int:
-        """Bytes of a context's recurrent states: n_seq_max * (state + base + n_rs_seq * token).
-
-        Of the `_bytes` above, the base only with snapshots; 0 for positions, and for DeepSeek 4.
-        """
-        base = self.state_bytes + (self.snapshot_base_bytes if n_rs_seq else 0)
-        return n_seq_max * (base + n_rs_seq * self.snapshot_token_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyllama_spec.engine.binding import ffi
 from pyllama_spec.engine.checks import FLOAT32_MAX, INT32_MAX, boolean, count, instance, real, text
@@ -46,15 +46,8 @@ _KEYS = tuple(
 )  # fmt: skip
 
 
-class RawOverrides(NamedTuple):
+def raw_overrides(overrides: Mapping[str, Override]) -> tuple[Any, list[Any]]:
     """The overrides as C structs, or NULL, and the memory that they point to."""
-
-    array: Any
-    keep: list[Any]
-
-
-def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
-    """Converts the overrides to C structs."""
     instance(overrides, Mapping, "kv_overrides")
     array = ffi.new("struct llama_spec_override[]", max(len(overrides), 1))
     keep: list[Any] = [array]
@@ -72,7 +65,7 @@ def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
             raw.kind, raw.real = _REAL, read
         else:
             raw.kind, raw.whole = _BOOL if isinstance(read, bool) else _INT, read
-    return RawOverrides(array if overrides else ffi.NULL, keep)
+    return array if overrides else ffi.NULL, keep
 
 
 def facts_of(overrides: Mapping[str, Override]) -> list[str]:

@@ -22,7 +22,6 @@ def quantize(
     *,
     n_threads: int = 0,
     pure: bool = False,
-    allow_requantize: bool = True,
 ) -> None:
     """Writes a model in another type, such as "Q4_0" or "BF16".
 
@@ -32,7 +31,6 @@ def quantize(
         kind: one of quantize_types(), in upper or lower case.
         n_threads: CPU threads; 0 for all of the machine's.
         pure: writes every tensor in this type, the embeddings too.
-        allow_requantize: accepts quantised weights; what they lost stays lost.
 
     Raises:
         ModelLoadError: the file cannot be read or quantised.
@@ -53,9 +51,8 @@ def quantize(
     try:
         with whole_file(target) as part:
             code = lib.llama_spec_quantize(
-                os.fsencode(source), os.fsencode(part), kind.encode(), n_threads, pure,
-                allow_requantize,
-            )  # fmt: skip
+                os.fsencode(source), os.fsencode(part), kind.encode(), n_threads, pure
+            )
             check(code, f"cannot quantise {source} to {kind} as {target}")
     except OSError as error:
         raise ModelLoadError(f"cannot write {target}: {error}") from None

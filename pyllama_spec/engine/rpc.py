@@ -20,11 +20,9 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 DEFAULT_PORT = 50052
 MAX_SERVERS = 16  # GGML_RPC_MAX_SERVERS
-DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CLIENT_TIMEOUT_S = 10.0
 # Each has threads and memory of its own.
 _MAX_CLIENTS = 16
-_MAX_SILENT = 16  # in addition, clients that have sent nothing yet
 _HELLO = 14  # the first byte of a client
 _HELLO_BYTES = 33
 _MAX_WAIT_S = 5.0  # for a client's running call when the server ends
@@ -126,8 +124,6 @@ class RpcServer:
         self._on_note = on_note
         self._is_closed = False
         self._lock = threading.Lock()
-        # By the order of their coming.
-        self._silent: dict[threading.Thread, socket.socket] = {}
         self._clients: dict[threading.Thread, socket.socket] = {}
         try:
             address = socket.gethostbyname(_named(host))
@@ -174,7 +170,7 @@ class RpcServer:
                 continue
             try:
                 self._start(client, f"{host}:{port}")
-            except (OSError, RuntimeError) as error:  # no files or threads are left
+            except (OSError, RuntimeError) as error:  # no places, files or threads are left
                 client.close()
                 self._note(f"{host}:{port}: refused: {error}")
 
@@ -184,38 +180,28 @@ class RpcServer:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         thread = threading.Thread(target=self._answer, args=(client, peer), daemon=True)
         with self._lock:
-            if len(self._silent) >= _MAX_SILENT:
-                # A client of ours greets at once: the one that has waited longest is the least
-                # likely to.
-                _hang_up(next(iter(self._silent.values())))
-            self._silent[thread] = client
+            if len(self._clients) >= _MAX_CLIENTS:
+                raise OSError(f"there are {_MAX_CLIENTS} clients already")
+            self._clients[thread] = client
         try:
             thread.start()
         except RuntimeError:
             with self._lock:
-                del self._silent[thread]
+                del self._clients[thread]
             raise
 
     def _answer(self, client: socket.socket, peer: str) -> None:
-        own = threading.current_thread()
         try:
-            why = "" if _has_greeted(client, self._timeout_s) else "it did not greet"
-            with self._lock:
-                del self._silent[own]
-                if not why and len(self._clients) >= _MAX_CLIENTS:
-                    why = f"there are {_MAX_CLIENTS} clients already"
-                if not why:
-                    self._clients[own] = client
-            if why:
-                self._note(f"{peer}: refused, {why}")
-            else:
+            if _has_greeted(client, self._timeout_s):
                 self._note(f"{peer}: connected")
                 self._note(f"{peer}: {self._serve(client)}")
+            else:
+                self._note(f"{peer}: refused, it did not greet")
         except OSError as error:  # no descriptors are left
             self._note(f"{peer}: refused: {error}")
         finally:
             with self._lock:
-                self._clients.pop(own, None)
+                self._clients.pop(threading.current_thread(), None)
             client.close()
 
     def _serve(self, client: socket.socket) -> str:
@@ -238,7 +224,7 @@ class RpcServer:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept() in another thread
         self._socket.close()
         with self._lock:
-            clients = {**self._silent, **self._clients}
+            clients = dict(self._clients)
         for client in clients.values():
             _hang_up(client)
         for thread in clients:

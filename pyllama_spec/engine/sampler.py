@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import FLOAT32_MAX, INT32_MAX, check_fields, int32
+from pyllama_spec.engine.checks import FLOAT32_MAX, check_options, int32
 from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.options import option
 
 # More than a draft has of tokens, at several bytes each.
 _MAX_FORCED_BYTES = 256
@@ -65,28 +66,28 @@ class SamplerParams:
             neither restricts nor sees a token.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    min_keep: int = 1
-    penalty_last_n: int = 64
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
+    temperature: float = option(0.8, low=0, high=1e4)
+    top_k: int = option(40, low=-1)
+    top_p: float = option(0.95, low=0, high=1)
+    min_p: float = option(0.05, low=0, high=1)
+    typical_p: float = option(1.0, low=0, high=1)
+    top_n_sigma: float = option(-1.0, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    min_keep: int = option(1, low=0)
+    penalty_last_n: int = option(64, low=-1)
+    repeat_penalty: float = option(1.0, low=1e-6, high=1e4)
+    frequency_penalty: float = option(0.0, low=-1e6, high=1e6)
+    presence_penalty: float = option(0.0, low=-1e6, high=1e6)
+    dry_multiplier: float = option(0.0, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    dry_base: float = option(1.75, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    dry_allowed_length: int = option(2, low=0)
+    dry_penalty_last_n: int = option(64, low=-1)
     dry_breakers: tuple[str, ...] = DRY_BREAKERS
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    seed: int | None = None
+    xtc_probability: float = option(0.0, low=0, high=1)
+    xtc_threshold: float = option(0.1, low=0, high=1)
+    mirostat: int = option(0, low=0, high=2)
+    mirostat_tau: float = option(5.0, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    mirostat_eta: float = option(0.1, low=-FLOAT32_MAX, high=FLOAT32_MAX)
+    seed: int | None = option(None, low=0, high=2**32 - 1)
     shared_noise: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: str | None = None
@@ -94,18 +95,18 @@ class SamplerParams:
     grammar_triggers: tuple[str, ...] = ()
     grammar_trigger_tokens: tuple[int, ...] = ()
     grammar_prefill: tuple[int, ...] = ()
-    min_tokens: int = 0
+    min_tokens: int = option(0, low=0)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     thought_tags: tuple[str, ...] = ()
     thought_is_open: bool = False
-    thought_budget: int | None = None
+    thought_budget: int | None = option(None, low=0)
     thought_close: tuple[int, ...] = ()
     grammar_skips_thoughts: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, _BOUNDS)
+        check_options(self)
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         _check_thoughts(self)
@@ -138,15 +139,6 @@ class SamplerParams:
 MIN_TEMPERATURE = 1e-6
 _MAX_BIAS = 1e20
 
-_BOUNDS: Mapping[str, tuple[float, float]] = {
-    "temperature": (0, 1e4), "top_k": (-1, INT32_MAX), "top_p": (0, 1), "min_p": (0, 1),
-    "typical_p": (0, 1), "min_keep": (0, INT32_MAX), "penalty_last_n": (-1, INT32_MAX),
-    "repeat_penalty": (1e-6, 1e4), "frequency_penalty": (-1e6, 1e6),
-    "presence_penalty": (-1e6, 1e6), "dry_penalty_last_n": (-1, INT32_MAX),
-    "dry_allowed_length": (0, INT32_MAX), "xtc_probability": (0, 1), "xtc_threshold": (0, 1),
-    "mirostat": (0, 2), "min_tokens": (0, INT32_MAX), "seed": (0, 2**32 - 1),
-    "thought_budget": (0, INT32_MAX),
-}  # fmt: skip
 # The C struct has the same names; annotations are texts here.
 _NUMBERS = tuple(f.name for f in fields(SamplerParams) if f.type in ("float", "int"))
 
@@ -400,11 +392,7 @@ class Sampler(Owner):
     def accept(self, token: int, *, generated: bool = True) -> None:
         """Advances penalties and grammar over a token; the grammar ignores a prompt's tokens."""
         code = lib.llama_spec_sampler_accept(self.handle, token, generated)
-        check(code, "cannot accept a token (reset the sampler, or give one that it allows)")
-
-    def reset(self) -> None:
-        """Restores the state after construction, the seed included."""
-        check(lib.llama_spec_sampler_reset(self.handle), "cannot reset the sampler")
+        check(code, "cannot accept a token (make another sampler, or give one that it allows)")
 
     def clone(self) -> Sampler:
         """A copy with the same, independent state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,19 +99,6 @@ def stock_kernels() -> Iterator[None]:
         lib.llama_spec_set_stock_kernels(False)
 
 
-@contextlib.contextmanager
-def all_threads() -> Iterator[None]:
-    """Makes this thread decode with all threads of a context, even where fewer are faster.
-
-    Fewer are faster if other programs use the cores (`Context.thread_use`). The numbers are equal.
-    """
-    lib.llama_spec_set_all_threads(True)
-    try:
-        yield
-    finally:
-        lib.llama_spec_set_all_threads(False)
-
-
 def supports_gpu() -> bool:
     """Whether this build finds a GPU, or another machine's server, for layers."""
     return bool(lib.llama_spec_supports_gpu())
@@ -134,10 +121,14 @@ def memory_bytes() -> int:
 
 def default_n_threads() -> int:
     """The physical cores that this process may use: further threads only wait."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if usable is None:
-        return max(os.cpu_count() or 1, 1)
-    return max(len({_siblings(cpu) for cpu in usable}), 1)
+    return max(len({_siblings(cpu) for cpu in _usable()}), 1)
+
+
+def _usable() -> Collection[int]:
+    """The hardware threads that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
 
 
 def bounded_n_threads(n_threads: int | None) -> int:
@@ -148,8 +139,7 @@ def bounded_n_threads(n_threads: int | None) -> int:
     """
     if n_threads is None:
         return default_n_threads()
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    n_cores = max(len(usable) if usable is not None else os.cpu_count() or 1, 1)
+    n_cores = max(len(_usable()), 1)
     if n_threads > n_cores:
         warn(
             f"`n_threads={n_threads}`: this process may use {n_cores} core{'s' * (n_cores > 1)}, "

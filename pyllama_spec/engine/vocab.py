@@ -137,17 +137,14 @@ class Vocab:
         return cached
 
     def _read_piece(self, token: int, special: bool) -> bytes:
-        size = 64
-        token = int32(token, "token")
-        for _ in range(2):
-            buf: Any = ffi.new("char[]", size)
-            n: int = lib.llama_spec_token_to_piece(self._handle.pointer, token, buf, size, special)
-            if n >= 0:
-                return bytes(ffi.buffer(buf, n))
-            if n == _INT32_MIN:
-                break
+        if not 0 <= token < self.n_tokens:
+            raise ArgumentError("token", token, f"an id from 0 to {self.n_tokens - 1}")
+        n = -64
+        while _INT32_MIN < n < 0:
             size = -n
-        raise ArgumentError("token", token, f"an id of the vocabulary, 0 to {self.n_tokens - 1}")
+            buf: Any = ffi.new("char[]", size)
+            n = lib.llama_spec_token_to_piece(self._handle.pointer, token, buf, size, special)
+        return bytes(ffi.buffer(buf, n))
 
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a run of tokens."""
@@ -157,15 +154,15 @@ class Vocab:
         """Whether the token ends a generation, such as EOS or EOT."""
         known = self._eog.get(token)
         if known is None:
-            number = int32(token, "token")
-            known = bool(lib.llama_spec_vocab_is_eog(self._handle.pointer, number))
+            is_id = 0 <= token < self.n_tokens
+            known = is_id and bool(lib.llama_spec_vocab_is_eog(self._handle.pointer, token))
             self._eog[token] = known
         return known
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, with no text of its own."""
-        number = int32(token, "token")
-        return bool(lib.llama_spec_vocab_is_control(self._handle.pointer, number))
+        is_id = 0 <= token < self.n_tokens
+        return is_id and bool(lib.llama_spec_vocab_is_control(self._handle.pointer, token))
 
     def check_ids(self, tokens: Sequence[int], param: str = "tokens") -> None:
         """Raises ArgumentError unless every id is in the vocabulary."""

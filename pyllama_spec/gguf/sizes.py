@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
 from pyllama_spec.gguf.reader import GgufFile, read_table
 
@@ -19,13 +17,6 @@ TENSOR_TYPES = {
     "IQ4_XS": 23, "I8": 24, "I16": 25, "I32": 26, "I64": 27, "F64": 28, "IQ1_M": 29, "BF16": 30,
     "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42,
 }  # fmt: skip
-
-
-class MainType(NamedTuple):
-    """The type of most bytes of a file's weights, and its bits per weight."""
-
-    name: str
-    bits: float
 
 
 def tensor_bytes(path: Path) -> dict[str, int]:
@@ -62,13 +53,10 @@ def _type_name(type_id: int) -> str:
     return names.get(type_id, f"type {type_id}")
 
 
-def main_type(path: Path) -> MainType | None:
-    """The type of most of the weights; None for a file without weights."""
-    file = read_table(path)
-    for type_id, n_bytes in _bytes_by_type(file).most_common(1):
-        n_weights = sum(prod(t.shape) for t in file.tensors.values() if t.type_id == type_id)
-        return MainType(_type_name(type_id), 8 * n_bytes / max(n_weights, 1))
-    return None
+def main_type(path: Path) -> str:
+    """The type of most of the weights; "" for a file without weights."""
+    most = _bytes_by_type(read_table(path)).most_common(1)
+    return _type_name(most[0][0]) if most else ""
 
 
 def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> int:

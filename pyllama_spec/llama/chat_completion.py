@@ -313,8 +313,10 @@ class ThoughtTags:
         answer: str,
         own_grammar: bool,
     ) -> RequestOptions:
-        """The options of a chat, with the tags for a budget."""
-        if unread is None and request.thinking_token_budget is None:
+        """The options of a chat, with the tags for a budget or for a grammar after the thought."""
+        budget = request.thinking_token_budget
+        is_ruled = own_grammar and request.grammar is not None
+        if unread is None and budget is None and not is_ruled:
             return request
         tags = self.of_template(template.source)
         if unread is not None and not tags:
@@ -326,7 +328,7 @@ class ThoughtTags:
                 value=unread,
                 remedy="leave it out",
             )
-        if request.thinking_token_budget is None:
+        if budget is None and not (is_ruled and ends_in_thought(answer, tags)):
             return request
         return self._bounded(request, tags, answer, own_grammar=own_grammar)
 

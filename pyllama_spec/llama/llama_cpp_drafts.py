@@ -30,8 +30,7 @@ class LlamaDraftModel(ABC):
 class LlamaPromptLookupDecoding(LlamaDraftModel):
     """Copies the tokens after an earlier occurrence of the text's last tokens.
 
-    Given as Llama(draft_model=...) it is pyllama_spec.PromptLookup, which keeps an index instead of
-    searching the text anew.
+    Given as Llama(draft_model=...) it is pyllama_spec.PromptLookup.
     """
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.errors import ArgumentError, warn
 from pyllama_spec.llama.caches import BaseLlamaCache, StateKey
 from pyllama_spec.llama.open_model import LlamaState
-from pyllama_spec.speculative.prefixes import n_common_ids
 
 _MAGIC, _VERSION, _SUFFIX = b"pspx", 1, ".prefix"
 _LENGTH = struct.Struct("<I")

@@ -6,31 +6,33 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, listed_values, those
-from pyllama_spec.schema.formulas import Contains, Count, Fits, ItemAt, Items, Unique
+from pyllama_spec.schema.formulas import Contains, Fits, Items, PartFits, Unique
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
 from pyllama_spec.schema.limits import TooLargeError, cannot
-from pyllama_spec.schema.texts import SPACE
+from pyllama_spec.schema.texts import Texts
 
 _MAX_PLACES = 2000
 _MAX_LISTED = 300
+_END = Literal("]")
 
 
 class Arrays:
     """Makes the grammar rules of arrays."""
 
     def __init__(
-        self, expansion: Expansion, grammar: Grammar, rule_of: Callable[[Node], str]
+        self, expansion: Expansion, grammar: Grammar, texts: Texts, rule_of: Callable[[Node], str]
     ) -> None:
-        self._expansion, self._grammar, self._rule_of = expansion, grammar, rule_of
+        self._expansion, self._grammar, self._texts = expansion, grammar, texts
+        self._rule_of = rule_of
 
     def alternatives(self, case: Case) -> list[Alternative]:
         """The rules of a case's arrays."""
         if not case:
             return [(Rule("array"),)]
-        low, high = bounds(case, Count)
+        low, high = bounds(case)
         n_first = max(
             [len(one.first) for one in those(case, Items)]
-            + [one.place + 1 for one in those(case, ItemAt)],
+            + [one.part + 1 for one in those(case, PartFits) if isinstance(one.part, int)],
             default=0,
         )
         if high is None and any(one.first and one.rest is None for one in those(case, Items)):
@@ -48,15 +50,10 @@ class Arrays:
             first = self._containing(case, contains, low, high, n_first)
         else:
             first = self._plain(case, low, high, n_first)
-        return [(Literal("["), SPACE, Rule(first))]
+        return [(Literal("["), Rule(first))]
 
-    @staticmethod
-    def _end(n: int) -> list[Item]:
-        return [SPACE, Literal("]")] if n else [Literal("]")]
-
-    @staticmethod
-    def _start(n: int) -> list[Item]:
-        return [Literal(","), SPACE] if n else []
+    def _start(self, n: int) -> list[Item]:
+        return [self._texts.comma] if n else []
 
     def _item(self, case: Case, place: int, more: tuple[Fits, ...] = ()) -> Rule:
         node = self._expansion.item_node(case, place)
@@ -68,22 +65,22 @@ class Arrays:
         ways: list[list[Item]] = []
         if high is None or high > n_first:
             item = self._item(case, n_first)
-            more = grammar.add("more", [[Literal(","), SPACE, item]])
+            more = grammar.add("more", [[self._texts.comma, item]])
             least, most = max(low - n_first, 0), None if high is None else high - n_first
             if n_first:
-                ways = [[*grammar.times(more, least, most), *self._end(1)]]
+                ways = [[*grammar.times(more, least, most), _END]]
             else:
                 rest = grammar.times(more, max(least - 1, 0), None if most is None else most - 1)
-                ways = [[item, *rest, *self._end(1)]]
+                ways = [[item, *rest, _END]]
                 if low == 0:
-                    ways.append(self._end(0))
+                    ways.append([_END])
         elif end >= low:
-            ways = [self._end(end)]
+            ways = [[_END]]
         later = grammar.add("items", ways)
         for place in reversed(range(end)):
             ways = [[*self._start(place), self._item(case, place), Rule(later)]]
             if place >= low:
-                ways.append(self._end(place))
+                ways.append([_END])
             later = grammar.add("items", ways)
         return later
 
@@ -107,7 +104,7 @@ class Arrays:
                 one.low <= n and (one.high is None or n <= one.high)
                 for one, n in zip(contains, counts, strict=True)
             ):
-                ways.append(self._end(place))
+                ways.append([_END])
             for fits, now in self._steps(contains, tops, counts):
                 if high is not None and place >= high:
                     break
@@ -153,7 +150,7 @@ class Arrays:
         counts = low > 1 or (high is not None and high < len(values))
         top = most if counts else 1
         later = [
-            grammar.add("items", [self._end(n)] if n >= low or (not counts and n) else [])
+            grammar.add("items", [[_END]] if n >= low or (not counts and n) else [])
             for n in range(top + 1)
         ]
         for value in reversed(values):
@@ -162,7 +159,7 @@ class Arrays:
                 ways: list[list[Item]] = [[Rule(later[n])]]
                 if n < most or not counts:
                     taken = Rule(later[min(n + 1, top)])
-                    ways.append([*self._start(n), Literal(value), taken])
+                    ways.append([*self._start(n), Literal(self._texts.written(value)), taken])
                 now.append(grammar.add("items", ways))
             later = now
         return later[0]

@@ -7,8 +7,8 @@ the keyword that is at fault. docs/schemas.md lists what is kept, and where it i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from pyllama_spec.errors import SchemaError
 from pyllama_spec.schema.arrays import Arrays
@@ -24,7 +24,8 @@ from pyllama_spec.schema.expansion import (
 )
 from pyllama_spec.schema.formulas import Fits, Number, Text
 from pyllama_spec.schema.grammar import Alternative, Grammar, Literal, Rule
-from pyllama_spec.schema.languages import Lang, either
+from pyllama_spec.schema.keywords import KEPT
+from pyllama_spec.schema.languages import Lang, either, negated
 from pyllama_spec.schema.limits import (
     MAX_STEPS,
     WORK,
@@ -36,7 +37,14 @@ from pyllama_spec.schema.limits import (
 )
 from pyllama_spec.schema.numbers import MAX_DIGITS, MOST_WHOLE_DIGITS, Whole, number_table
 from pyllama_spec.schema.objects import Objects
-from pyllama_spec.schema.texts import Texts, usual_rules
+from pyllama_spec.schema.texts import (
+    GEMMA_QUOTES,
+    JSON_LIKE,
+    JSON_QUOTES,
+    Quotes,
+    Texts,
+    usual_rules,
+)
 
 # So many keywords are left out of a schema, each with a walk over it.
 _MOST_LEFT_OUT = 30
@@ -75,12 +83,69 @@ def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) ->
     return _rules(schema, prefix, Budget(), by_property=by_property)
 
 
+def argument_rules(
+    schema: Any, prefix: str, parameter: str, form: str, marks: tuple[str, ...]
+) -> str | None:
+    """Compiles the rules of an argument that is not, or not only, written in JSON.
+
+    Args:
+        schema: that of all arguments.
+        prefix: the beginning of each rule's name.
+        parameter: the argument's name; "" for all of them.
+        form: "text" for strings as they are, "typed" for JSON or else such a string, "json", or
+            "gemma4".
+        marks: what ends a string, and what else it does not contain.
+
+    Returns:
+        The rules, the first of which is the start; None if no value can be written so.
+    """
+    quotes = GEMMA_QUOTES if form == "gemma4" else JSON_QUOTES
+
+    def made(compiler: _Compiler) -> str | None:
+        if form == "gemma4":
+            return compiler.text()
+        if form == "json":
+            return compiler.properties(parameter).get(parameter)
+        return compiler.plain(parameter, marks, is_typed=form == "typed")
+
+    return _compiled(schema, prefix, Budget(), quotes, made)
+
+
+def beside_properties(schema: Any, *, is_deep: bool = False) -> list[str]:
+    """The keywords of an object that hold for more than each property that it names.
+
+    `is_deep`: in its parts too, where a type alone is kept.
+    """
+    if not isinstance(schema, dict):
+        return []
+    named = schema.get("properties", {})
+    kept = {"type", "properties", "required", "additionalProperties"}
+    lost = sorted(KEPT & set(schema) - kept - ({"items"} if is_deep else set()))
+    if set(schema.get("required", ())) - set(named):
+        lost.append("required")
+    for part in (*named.values(), schema.get("items")) if is_deep else ():
+        lost += beside_properties(part, is_deep=True)
+    return lost
+
+
 def _rules(schema: Any, prefix: str, budget: Budget, *, by_property: bool) -> SchemaRules:
+    def made(compiler: _Compiler) -> SchemaRules:
+        grammar = compiler.text()
+        properties = compiler.properties() if by_property else {}
+        return SchemaRules(grammar, properties, compiler.expansion.meaning.unknown)
+
+    return _compiled(schema, prefix, budget, JSON_QUOTES, made)
+
+
+_T = TypeVar("_T")
+
+
+def _compiled(
+    schema: Any, prefix: str, budget: Budget, quotes: Quotes, made: Callable[[_Compiler], _T]
+) -> _T:
     try:
         with WORK.on(budget):
-            compiler = _Compiler(schema, prefix, budget)
-            grammar = compiler.text()
-            properties = compiler.properties() if by_property else {}
+            return made(_Compiler(schema, prefix, budget, quotes))
     except RecursionError:
         raise SchemaError("the JSON schema is nested too deeply") from None
     except TooLargeError as error:
@@ -89,7 +154,6 @@ def _rules(schema: Any, prefix: str, budget: Budget, *, by_property: bool) -> Sc
         ) from None
     except OutOfStepsError as error:
         raise out_of_steps("#", error.most) from None
-    return SchemaRules(grammar, properties, compiler.expansion.meaning.unknown)
 
 
 def loosened_rules(schema: Any, prefix: str = "", *, by_property: bool = False) -> Loosened:
@@ -130,21 +194,21 @@ def _leave_out(schema: Any, error: SchemaError) -> None:
 class _Compiler:
     """Compiles one schema, node by node."""
 
-    def __init__(self, schema: Any, prefix: str, budget: Budget) -> None:
+    def __init__(self, schema: Any, prefix: str, budget: Budget, quotes: Quotes) -> None:
         self._prefix = prefix
         self._grammar = Grammar(budget)
         self._document = Document(schema)
         self.expansion = Expansion(self._document, self._grammar.budget)
-        self._texts = Texts(self._grammar)
+        self._texts = Texts(self._grammar, quotes)
         self._names: dict[Node, str] = {ANYTHING: "value"}
         self._todo: list[Node] = []
-        self._arrays = Arrays(self.expansion, self._grammar, self._rule_of)
+        self._arrays = Arrays(self.expansion, self._grammar, self._texts, self._rule_of)
         self._objects = Objects(self.expansion, self._grammar, self._texts, self._rule_of)
+        usual_rules(self._grammar, self._texts)
 
     def text(self) -> str:
         """The GBNF text of the rules."""
-        usual_rules(self._grammar)
-        text = self._text_of("root", self._document.root)
+        text = self._text_of("root", self.expansion.node([Fits(self._document.root)]))
         if text is None and self._document.nodes[self._document.root].schema is False:
             raise SchemaError("no JSON value fits the schema: it is false")
         if text is None:
@@ -155,21 +219,41 @@ class _Compiler:
             )
         return text
 
-    def properties(self) -> dict[str, str]:
-        """The rules of each property."""
-        node = self._document.nodes[self._document.root]
-        named = node.schema.get("properties", {}) if isinstance(node.schema, dict) else {}
+    def properties(self, only: str | None = None) -> dict[str, str]:
+        """The rules of each property, or of one."""
         rules = {}
-        for i, (name, schema) in enumerate(named.items()):
-            number = self._document.child(node, schema, "properties", name)
-            text = self._text_of(f"property-{i}", number)
+        for i, (name, node) in enumerate(self._properties().items()):
+            text = None if only not in (None, name) else self._text_of(f"property-{i}", node)
             if text is not None:
                 rules[name] = text
         return rules
 
-    def _text_of(self, name: str, number: int) -> str | None:
-        node = self.expansion.node([Fits(number)])
+    def plain(self, name: str, marks: tuple[str, ...], *, is_typed: bool) -> str | None:
+        """The rules of a property whose strings are written as they are, before a mark.
+
+        `is_typed`: other values may be written too, as JSON.
+        """
+        node = self._properties().get(name, ANYTHING)
+        texts = Texts(self._grammar, Quotes("", marks))
+        ways = self._strings(texts, node, [negated(JSON_LIKE)] if is_typed else [])
+        for kind in self.expansion.kinds(node) if is_typed else ():
+            ways += self._of_type(node, kind) if kind != "string" else []
+        self._grammar.put("plain-text", ways)
+        return self._finished("plain-text")
+
+    def _properties(self) -> dict[str, Node]:
+        node = self._document.nodes[self._document.root]
+        named = node.schema.get("properties", {}) if isinstance(node.schema, dict) else {}
+        return {
+            name: self.expansion.node([Fits(self._document.child(node, one, "properties", name))])
+            for name, one in named.items()
+        }
+
+    def _text_of(self, name: str, node: Node) -> str | None:
         self._grammar.put(name, [[Rule(self._rule_of(node))]])
+        return self._finished(name)
+
+    def _finished(self, name: str) -> str | None:
         while self._todo:
             node = self._todo.pop()
             self._grammar.put(self._names[node], self._alternatives(node))
@@ -220,10 +304,7 @@ class _Compiler:
             allowed = frozenset[bool]().union(*(truths(case) for case in cases))
             return [(Literal("true" if one else "false"),) for one in sorted(allowed)]
         if kind == "string":
-            made = [self._texts.case([one.lang for one in those(case, Text)]) for case in cases]
-            common = self._texts.string(either(one for one in made if isinstance(one, Lang)))
-            names = [one for one in (common, *made) if isinstance(one, str)]
-            return [(Rule(name),) for name in names]
+            return self._strings(self._texts, node)
         alternatives: list[Alternative] = []
         for case in cases:
             if kind == "number":
@@ -233,6 +314,12 @@ class _Compiler:
             else:
                 alternatives.extend(self._objects.alternatives(case))
         return alternatives
+
+    def _strings(self, texts: Texts, node: Node, more: Sequence[Lang] = ()) -> list[Alternative]:
+        cases = self.expansion.cases(node, "string")
+        made = [texts.case([*(one.lang for one in those(case, Text)), *more]) for case in cases]
+        common = texts.string(either(one for one in made if isinstance(one, Lang)))
+        return [(Rule(name),) for name in (common, *made) if isinstance(name, str)]
 
     def _numbers(self, case: Case) -> list[Alternative]:
         texts = listed_numbers(case)

@@ -21,17 +21,15 @@ from pyllama_spec.schema.formulas import (
     Count,
     Fits,
     Formula,
-    ItemAt,
     Items,
     Listed,
     Names,
     Number,
     Older,
     Or,
+    PartFits,
     Present,
     Properties,
-    PropertyFits,
-    Size,
     Text,
     Truth,
     opposite,
@@ -58,9 +56,9 @@ def those(case: Case, kind: type[C]) -> list[C]:
     return [one for one in case if isinstance(one, kind)]
 
 
-def bounds(case: Case, kind: type[Count] | type[Size]) -> tuple[int, int | None]:
+def bounds(case: Case) -> tuple[int, int | None]:
     """The minimum and maximum number of items or properties."""
-    conditions = those(case, kind)
+    conditions = those(case, Count)
     highs = [one.high for one in conditions if one.high is not None]
     return max((one.low for one in conditions), default=0), min(highs, default=None)
 
@@ -217,7 +215,7 @@ class Expansion:
 
     def property_node(self, case: Case, name: str) -> Node:
         """The subschemas for the value of a property."""
-        fits = [one.fits for one in those(case, PropertyFits) if one.name == name]
+        fits = [one.fits for one in those(case, PartFits) if one.part == name]
         for one in those(case, Properties):
             own = [Fits(one.numbers[name])] if name in one.numbers else []
             own += [Fits(number) for lang, number in one.patterns if matches(lang, name)]
@@ -234,7 +232,7 @@ class Expansion:
 
     def item_node(self, case: Case, place: int) -> Node:
         """The subschemas for the item at a position."""
-        fits = [one.fits for one in those(case, ItemAt) if one.place == place]
+        fits = [one.fits for one in those(case, PartFits) if one.part == place]
         for one in those(case, Items):
             if place < len(one.first):
                 fits.append(Fits(one.first[place]))
@@ -298,13 +296,13 @@ class Expansion:
         if kind == "boolean":
             return not truths(case)
         if kind == "array":
-            low, high = bounds(case, Count)
+            low, high = bounds(case)
             if high is not None and low > high:
                 return True
             n_seen = min(low, 8) if depth else 0
             return any(self.is_barren(self.item_node(case, i), depth - 1) for i in range(n_seen))
         if kind == "object":
-            low, high = bounds(case, Size)
+            low, high = bounds(case)
             needed = [one.name for one in those(case, Present) if one.is_one]
             if high is not None and max(low, len(set(needed))) > high:
                 return True

@@ -6,7 +6,6 @@ Each knows its negation, or refuses: then a schema cannot stand under "not", "if
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -132,10 +131,7 @@ class Items(Condition):
 
     def negation(self) -> Formula:
         """See Condition.negation."""
-        ways: list[Formula] = [
-            And((Count(i + 1, None), ItemAt(i, Fits(number, is_one=False))))
-            for i, number in enumerate(self.first)
-        ]
+        ways = [PartFits(i, Fits(number)).negation() for i, number in enumerate(self.first)]
         if self.rest is not None:
             if self.first:
                 raise self.refusal()
@@ -144,28 +140,30 @@ class Items(Condition):
 
 
 @dataclass(frozen=True)
-class ItemAt(Condition):
-    """The subschemas of the item at one position, if it exists."""
+class PartFits(Condition):
+    """The subschema of one item, by its position, or property, by its name, if it exists."""
 
-    place: int
+    part: int | str
     fits: Fits
 
     def negation(self) -> Formula:
         """See Condition.negation."""
-        other = Fits(self.fits.number, is_one=not self.fits.is_one)
-        return And((Count(self.place + 1, None), ItemAt(self.place, other)))
+        part = self.part
+        exists = Count(part + 1, None) if isinstance(part, int) else Present(part)
+        return And((exists, PartFits(part, Fits(self.fits.number, not self.fits.is_one))))
 
 
 @dataclass(frozen=True)
 class Count(Condition):
-    """The number of items."""
+    """The number of items or properties."""
 
     low: int
     high: int | None
 
     def negation(self) -> Formula:
         """See Condition.negation."""
-        return Or(tuple(_outside(self.low, self.high, Count)))
+        ways: list[Formula] = [Count(0, self.low - 1)] if self.low > 0 else []
+        return Or((*ways, Count(self.high + 1, None)) if self.high is not None else tuple(ways))
 
 
 @dataclass(frozen=True)
@@ -212,25 +210,7 @@ class Properties(Condition):
         """See Condition.negation."""
         if self.patterns or self.rest is not None:
             raise self.refusal()
-        return Or(
-            tuple(
-                And((Present(name), PropertyFits(name, Fits(number, is_one=False))))
-                for name, number in self.named
-            )
-        )
-
-
-@dataclass(frozen=True)
-class PropertyFits(Condition):
-    """The subschema of one property, if it is present."""
-
-    name: str
-    fits: Fits
-
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        other = Fits(self.fits.number, is_one=not self.fits.is_one)
-        return And((Present(self.name), PropertyFits(self.name, other)))
+        return Or(tuple(PartFits(name, Fits(number)).negation() for name, number in self.named))
 
 
 @dataclass(frozen=True)
@@ -246,18 +226,6 @@ class Present(Condition):
 
 
 @dataclass(frozen=True)
-class Size(Condition):
-    """The number of properties."""
-
-    low: int
-    high: int | None
-
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        return Or(tuple(_outside(self.low, self.high, Size)))
-
-
-@dataclass(frozen=True)
 class Names(Condition):
     """The subschema of all property names."""
 
@@ -269,13 +237,6 @@ class Older(Condition):
     """The condition of a keyword from older drafts: enforced, never negated."""
 
     formula: Formula
-
-
-def _outside(low: int, high: int | None, kind: type[Count] | type[Size]) -> Iterable[Formula]:
-    if low > 0:
-        yield kind(0, low - 1)
-    if high is not None:
-        yield kind(high + 1, None)
 
 
 def opposite(formula: Formula) -> Formula:

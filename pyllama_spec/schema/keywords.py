@@ -37,7 +37,6 @@ from pyllama_spec.schema.formulas import (
     Or,
     Present,
     Properties,
-    Size,
     Text,
     Truth,
     Unique,
@@ -367,7 +366,7 @@ class Meaning:
             parts.extend(Present(name) for name in required)
         if "minProperties" in schema or "maxProperties" in schema:
             low, high = _range(schema, "minProperties", "maxProperties")
-            parts.append(Size(low, high, keyword="minProperties", path=path))
+            parts.append(Count(low, high, keyword="minProperties", path=path))
         if "propertyNames" in schema:
             fits = Fits(self._child(node, "propertyNames"))
             parts.append(Names(fits, keyword="propertyNames", path=path))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
 from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, those
-from pyllama_spec.schema.formulas import Fits, Names, Present, Properties, PropertyFits, Size
+from pyllama_spec.schema.formulas import Count, Fits, Names, PartFits, Present, Properties
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
 from pyllama_spec.schema.languages import Lang, listing, meet, negated
 from pyllama_spec.schema.limits import TooLargeError, cannot
-from pyllama_spec.schema.texts import SPACE, Texts
+from pyllama_spec.schema.texts import Texts
 
 _MAX_PATTERNS = 5
 # So many that may be left out are ways of one rule: as a chain they would be a call within a call.
@@ -38,7 +37,7 @@ class Objects:
 
     def alternatives(self, case: Case) -> list[Alternative]:
         """The rules of a case's objects."""
-        low, high = bounds(case, Size)
+        low, high = bounds(case)
         names = list(dict.fromkeys(self._names(case)))
         needed = {one.name for one in those(case, Present) if one.is_one}
         absent = {one.name for one in those(case, Present) if not one.is_one}
@@ -52,18 +51,16 @@ class Objects:
                 if name in needed:
                     return []
                 continue
-            pair: list[Item] = [
-                Literal(json.dumps(name, ensure_ascii=False)), SPACE, Literal(":"), SPACE,
-                Rule(self._rule_of(self._expansion.property_node(case, name))),
-            ]  # fmt: skip
+            value = Rule(self._rule_of(self._expansion.property_node(case, name)))
+            pair: list[Item] = [*self._texts.name(name), value]
             properties.append(_Property(name, self._grammar.add("pair", [pair]), name in needed))
         if others is not None and low > len(properties) + 1:
-            keyword = those(case, Size)[0]
+            keyword = those(case, Count)[0]
             raise cannot(
                 "minProperties", keyword.path, "names that are not listed may be the same one",
                 "list the names in properties",
             )  # fmt: skip
-        return [(Literal("{"), SPACE, Rule(self._chain(properties, others, low, high)))]
+        return [(Literal("{"), Rule(self._chain(properties, others, low, high)))]
 
     @staticmethod
     def _names(case: Case) -> Iterator[str]:
@@ -71,7 +68,9 @@ class Objects:
             if isinstance(one, Properties):
                 yield from (name for name, _ in one.named)
         for one in case:
-            if isinstance(one, PropertyFits) or (isinstance(one, Present) and one.is_one):
+            if isinstance(one, PartFits):
+                yield str(one.part)
+            elif isinstance(one, Present) and one.is_one:
                 yield one.name
 
     def _chain(
@@ -94,7 +93,7 @@ class Objects:
             for n in range(most + 1):
                 ways = [] if one.is_needed else later[n]
                 if high is None or n < high:
-                    start: list[Item] = [Literal(","), SPACE] if n else []
+                    start: list[Item] = [self._texts.comma] if n else []
                     rest = grammar.add("rest", [[way] for way in later[min(n + 1, most)]])
                     ways = [
                         Rule(grammar.add("with", [[*start, Rule(one.rule), Rule(rest)]])),
@@ -106,20 +105,20 @@ class Objects:
 
     def _tail(self, n: int, others: str | None, low: int, high: int | None) -> list[list[Item]]:
         """The rest of an object after n listed properties."""
-        end: list[Item] = [SPACE, Literal("}")] if n else [Literal("}")]
+        end: list[Item] = [Literal("}")]
         if others is None:
             return [end] if n >= low and (high is None or n <= high) else []
         # Names that are not listed may be the same one: as many as there are count as one.
         least, most = low - n, None if high is None else high - n
         if least > 1 or (most is not None and most < 0):
             return []
-        more = self._grammar.add("more", [[Literal(","), SPACE, Rule(others)]])
+        more = self._grammar.add("more", [[self._texts.comma, Rule(others)]])
         if n:
             return [[*self._grammar.times(more, max(least, 0), most), *end]]
         ways: list[list[Item]] = [] if least > 0 else [end]
         if most is None or most > 0:
             tail = self._grammar.times(more, 0, None if most is None else most - 1)
-            ways.append([Rule(others), *tail, SPACE, *end])
+            ways.append([Rule(others), *tail, *end])
         return ways
 
     def _others(self, case: Case, names: set[str], is_short: bool) -> str | None:
@@ -144,10 +143,10 @@ class Objects:
             if not here and patterns and not (is_open or is_short):
                 continue
             key = meet([*usual, *(lang if lang in here else negated(lang) for lang in patterns)])
-            name = self._texts.string(key)
+            name = self._texts.names(key)
             if name is not None:
                 value = Rule(self._rule_of(self._value_node(conditions, here)))
-                pairs.append([Rule(name), SPACE, Literal(":"), SPACE, value])
+                pairs.append([*name, value])
         return self._grammar.add("pair", pairs) if pairs else None
 
     def _value_node(self, conditions: list[Properties], here: set[Lang]) -> Node:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from pyllama_spec.errors import SchemaError, clipped
 from pyllama_spec.schema.charsets import ANY, CharSet, charset, complement, intersect, of
 from pyllama_spec.schema.formats import SHORT_LENGTH, short_language
 from pyllama_spec.schema.grammar import Grammar, Item, Literal, OneOf, Rule
@@ -21,8 +23,15 @@ from pyllama_spec.schema.languages import (
     Repeat,
     Table,
     Words,
+    both,
     counted,
+    either,
+    listing,
+    matches,
     meet,
+    negated,
+    repeat,
+    seq,
     table,
 )
 from pyllama_spec.schema.limits import TooLargeError
@@ -31,20 +40,47 @@ _ESCAPED: CharSet = charset([(0, 0x1F), *of('"\\')])
 _PLAIN: CharSet = complement(_ESCAPED)
 _HEX = charset([(0x30, 0x39), (0x41, 0x46), (0x61, 0x66)])
 _DIGIT = ((0x30, 0x39),)
-QUOTE = Literal('"')
-# A blank at most between the parts of a value: a small model fills what it may with lines and
-# indents, each of which costs a round.
-SPACE = Rule("gap")
+_SCALAR = either([
+    listing(["true", "false", "null"]),
+    seq(repeat(Chars(of("-")), 0, 1), Chars(_DIGIT), repeat(Chars(of("0123456789.eE+-")), 0, None)),
+])  # fmt: skip
+# Texts that a reader may take for a value of JSON.
+JSON_LIKE = either([seq(Chars(of('{["')), ALL), _SCALAR])
 
 
-def usual_rules(grammar: Grammar) -> None:
+class Quotes(NamedTuple):
+    """How strings and names are written.
+
+    Attributes:
+        around: what stands before and after a string.
+        never: what no string contains, since it is written without escapes; () for JSON's escapes.
+        has_bare_names: whether names stand without quotes.
+        comma, colon: what stands between the parts of a value. Blanks are fixed: so the model
+            chooses no more than the value, and the rest can be drafted in one run.
+    """
+
+    around: str = '"'
+    never: tuple[str, ...] = ()
+    has_bare_names: bool = False
+    comma: str = ", "
+    colon: str = ": "
+
+
+JSON_QUOTES = Quotes()
+GEMMA_QUOTES = Quotes('<|"|>', ('<|"|>',), has_bare_names=True, comma=",", colon=":")
+# A blank before it would not be part of it.
+_BARE_NAME = seq(
+    Chars(complement(of(":} \t\n\v\f\r"))), repeat(Chars(complement(of(":}"))), 0, None)
+)
+
+
+def usual_rules(grammar: Grammar, texts: Texts) -> None:
     """The rules of unconstrained values, by name."""
     hexa, digit = OneOf(_HEX), OneOf(_DIGIT)
     not_d = OneOf(charset([(0x30, 0x39), *of("abcefABCEF")]))
     low, up = OneOf(of("01234567")), OneOf(of("89abAB"))
     escape = Literal("\\u")
     put = grammar.put
-    put("gap", [[Literal(" ")], []])
     put("plain", [[OneOf(_PLAIN)]])
     put(
         "char",
@@ -59,7 +95,10 @@ def usual_rules(grammar: Grammar) -> None:
             ],
         ],
     )  # fmt: skip
-    put("string", [[QUOTE, *grammar.times("char", 0, None), QUOTE]])
+    if texts.quotes.never:
+        put("string", [[Rule(texts.string(both(texts.limits(0))) or "")]])
+    else:
+        put("string", [[texts.mark, *grammar.times("char", 0, None), texts.mark]])
     put("digit", [[digit]])
     more = grammar.times
     put("whole", [[Literal("0")], [OneOf(((0x31, 0x39),)), *more("digit", 0, 15)]])
@@ -73,15 +112,11 @@ def usual_rules(grammar: Grammar) -> None:
     put("null", [[Literal("null")]])
     kinds = ("object", "array", "string", "number", "boolean", "null")
     put("value", [[Rule(kind)] for kind in kinds])
-    pair: list[Item] = [Rule("string"), SPACE, Literal(":"), SPACE, Rule("value")]
-    comma: list[Item] = [Literal(","), SPACE]
-    put("pair", [pair])
-    put("more-pairs", [[*comma, Rule("pair"), Rule("more-pairs")], [SPACE, Literal("}")]])
-    put("object", [[Literal("{"), SPACE, Rule("pair"), Rule("more-pairs")],
-                   [Literal("{"), SPACE, Literal("}")]])  # fmt: skip
-    put("more-items", [[*comma, Rule("value"), Rule("more-items")], [SPACE, Literal("]")]])
-    put("array", [[Literal("["), SPACE, Rule("value"), Rule("more-items")],
-                  [Literal("["), SPACE, Literal("]")]])  # fmt: skip
+    put("pair", [[*(texts.names(ALL) or []), Rule("value")]])
+    put("more-pairs", [[texts.comma, Rule("pair"), Rule("more-pairs")], [Literal("}")]])
+    put("object", [[Literal("{"), Rule("pair"), Rule("more-pairs")], [Literal("{}")]])
+    put("more-items", [[texts.comma, Rule("value"), Rule("more-items")], [Literal("]")]])
+    put("array", [[Literal("["), Rule("value"), Rule("more-items")], [Literal("[]")]])
 
 
 def _escapes(codes: set[int]) -> Iterator[list[Item]]:
@@ -134,8 +169,9 @@ def _common(a: str, b: str) -> str:
 class Texts:
     """The strings and numbers of one grammar; equal ones share rules."""
 
-    def __init__(self, grammar: Grammar) -> None:
-        self._grammar = grammar
+    def __init__(self, grammar: Grammar, quotes: Quotes = JSON_QUOTES) -> None:
+        self._grammar, self.quotes = grammar, quotes
+        self.mark, self.comma = Literal(quotes.around), Literal(quotes.comma)
         self._chars: dict[CharSet, Item] = {}
         self._strings: dict[Lang, str | None] = {}
         self._counted: dict[tuple[Lang, int, int | None], str | None] = {}
@@ -148,6 +184,8 @@ class Texts:
         return rule
 
     def _made(self, ranges: CharSet) -> Item:
+        if self.quotes.never:
+            return OneOf(ranges)
         if ranges == ANY:
             return Rule("char")
         if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
@@ -165,6 +203,33 @@ class Texts:
             self._strings[lang] = self._string(lang)
         return self._strings[lang]
 
+    def name(self, name: str) -> list[Item]:
+        """The name of a property, and what stands between it and the value."""
+        if self.quotes.has_bare_names:
+            if not matches(_BARE_NAME, name):
+                raise SchemaError(f"the name {clipped(name)!r} needs quotes, which its form lacks")
+            return [Literal(name + self.quotes.colon)]
+        return [Literal(json.dumps(name, ensure_ascii=False) + self.quotes.colon)]
+
+    def names(self, lang: Lang) -> list[Item] | None:
+        """The same for any name of a set; None if the set is empty."""
+        if not self.quotes.has_bare_names:
+            rule = self.string(lang)
+            return None if rule is None else [Rule(rule), Literal(self.quotes.colon)]
+        states = table(both([lang, _BARE_NAME]))
+        if states.is_empty:
+            return None
+        return [Rule(self.of_table(states, "name")), Literal(self.quotes.colon)]
+
+    def written(self, value: str) -> str:
+        """A scalar, given as JSON, in the form of this grammar."""
+        if not (self.quotes.never and value.startswith('"')):
+            return value
+        text = json.loads(value)
+        if any(mark in text for mark in self.quotes.never):
+            raise SchemaError(f"the text {clipped(text)!r} has a mark of its form")
+        return f"{self.mark.text}{text}{self.mark.text}"
+
     def _string(self, lang: Lang) -> str | None:
         if lang == ALL:
             return "string"
@@ -172,9 +237,10 @@ class Texts:
             char = self.char(lang.part.chars)
             one = char.name if isinstance(char, Rule) else self._grammar.add("char", [[char]])
             inside = self._grammar.times(one, lang.low, lang.high)
-            return self._grammar.add("string", [[QUOTE, *inside, QUOTE]])
+            return self._grammar.add("string", [[self.mark, *inside, self.mark]])
         if isinstance(lang, Words):
-            return self.listed(json.dumps(word, ensure_ascii=False) for word in lang.words)
+            words = (json.dumps(word, ensure_ascii=False) for word in lang.words)
+            return self.listed(map(self.written, words))
         automaton = table(lang)
         return None if automaton.is_empty else self.of_table(automaton, "string", quoted=True)
 
@@ -185,13 +251,16 @@ class Texts:
         are shorter than they might be.
         """
         lengths = [one for one in parts if isinstance(one, Repeat) and one.part == Chars(ANY)]
+        low = max((one.low for one in lengths), default=0)
+        high = min((one.high for one in lengths if one.high is not None), default=None)
+        parts = [*parts, *self.limits(high or low)]
         others = [one for one in parts if one not in lengths]
         whole = meet(parts)
         if not lengths or not others or isinstance(whole, (Words, Never)):
             return whole
-        low = max(one.low for one in lengths)
-        high = min((one.high for one in lengths if one.high is not None), default=None)
         lang = meet(others)
+        if isinstance(lang, Repeat) and isinstance(lang.part, Chars) and lang.high is None:
+            return repeat(lang.part, max(low, lang.low), high)
         states = table(lang)
         if states.is_empty:
             return None
@@ -209,6 +278,23 @@ class Texts:
             rule = None if automaton.is_empty else self.of_table(automaton, "string", quoted=True)
             self._counted[key] = rule
         return self._counted[key]
+
+    def limits(self, length: int) -> Iterator[Lang]:
+        """The sets that keep the marks out of strings written without escapes.
+
+        Long strings are counted by states: they contain no beginning of a mark, which takes fewer.
+        """
+        for mark in self.quotes.never:
+            most = MAX_STATES // (length + 1)
+            text = mark if len(mark) < most else mark.strip()[: max(most - 1, 1)]
+            if len(text) == 1:
+                yield repeat(Chars(complement(of(text))), 0, None)
+                continue
+            yield negated(seq(ALL, listing([text]), ALL))
+            # Nor may a mark begin in the string and end in the mark after it.
+            for n in range(1, len(mark)):
+                if (mark[:n] + mark).startswith(mark):
+                    yield negated(seq(ALL, listing([mark[:n]])))
 
     def listed(self, texts: Iterable[str]) -> str:
         """The rule of listed JSON texts, with common prefixes shared."""
@@ -243,6 +329,6 @@ class Texts:
                 for ranges, to in steps
             ]
             if may_end:
-                ways.append([QUOTE] if quoted else [])
+                ways.append([self.mark] if quoted else [])
             grammar.put(name, ways)
-        return grammar.add(kind, [[QUOTE, Rule(names[0])]]) if quoted else names[0]
+        return grammar.add(kind, [[self.mark, Rule(names[0])]]) if quoted else names[0]

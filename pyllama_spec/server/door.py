@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 import anyio
 import msgspec
@@ -24,7 +24,7 @@ from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.server.api_errors import ApiError, invalid_type
 from pyllama_spec.server.metrics import Metrics
-from pyllama_spec.server.settings import ServerSettings
+from pyllama_spec.server.settings import ServerSettings, key_and_name
 from pyllama_spec.speculative.stats import plural
 
 log = logging.getLogger("pyllama_spec.server")
@@ -73,13 +73,6 @@ class RequestInfo:
     arrived_at: float = field(default_factory=monotonic)
 
 
-class Caller(NamedTuple):
-    """The owner of a request's key: its drafts' user and its name in the log, or ""."""
-
-    user: str
-    shown: str
-
-
 class Keys:
     """The keys of a server, which may change while it serves.
 
@@ -90,26 +83,29 @@ class Keys:
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         self._numbers: dict[bytes, int] = {}
-        self._callers: dict[bytes, Caller] = {}
+        self._callers: dict[bytes, tuple[str, str]] = {}
         self.replace(keys)
 
     def replace(self, keys: Sequence[str]) -> tuple[int, int]:
         """Replaces the accepted keys; returns how many are new, and how many are gone."""
         before, self._callers = self._callers.keys(), {}
-        for key in keys:
+        for line in keys:
+            key, name = key_and_name(line)
             digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
             number = self._numbers.setdefault(digest, len(self._numbers))
-            name = getattr(key, "name", "") or str(number + 1)
-            self._callers[digest] = Caller(f"key {number}", name)
+            self._callers[digest] = f"key {number}", name or str(number + 1)
         return len(self._callers.keys() - before), len(before - self._callers.keys())
 
     def __len__(self) -> int:
         return len(self._callers)
 
-    def caller_of(self, given: str | None) -> Caller | None:
-        """The owner of a key as a header has it, a character for a byte; None for no such key."""
+    def caller_of(self, given: str | None) -> tuple[str, str] | None:
+        """The user of a key for drafts, and its name in the log; None for no such key.
+
+        `given` has a character for a byte, as a header. Both are "" where no key is needed.
+        """
         if not self._callers:
-            return Caller("", "")
+            return "", ""
         return self._callers.get(hashlib.sha256((given or "").encode("latin-1")).digest())
 
 
@@ -244,7 +240,7 @@ def check_page(request: Request, settings: ServerSettings) -> dict[str, str]:
     another site's name if that resolves to this machine. Programs send no origin.
     """
     host = request.headers.get("host") or ""
-    if settings.allowed_hosts and _name(host) not in settings.allowed_hosts:
+    if settings.allowed_hosts and _split(f"//{host}").hostname not in settings.allowed_hosts:
         raise ApiError(
             403, f"this server does not answer to the Host {host!r:.100}", "unknown_host",
             option="allowed_hosts",
@@ -258,7 +254,7 @@ def check_page(request: Request, settings: ServerSettings) -> dict[str, str]:
             "Access-Control-Allow-Origin": "*" if is_open else origin, "Vary": "Origin",
             "Access-Control-Expose-Headers": _READABLE,
         }  # fmt: skip
-    if _netloc(origin) != host.lower():
+    if _split(origin).netloc.lower() != host.lower():
         raise ApiError(
             403, f"pages of {origin!r:.100} may not call this server", "unknown_origin",
             option="cors_origins",
@@ -289,23 +285,16 @@ def check_key(request: Request, keys: Keys, info: RequestInfo) -> None:
             401, message if given else f"an API key is needed: send it as {how}", "invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
-    info.caller = caller.user
-    if caller.shown:
-        info.note["key"] = caller.shown
+    info.caller, name = caller
+    if name:
+        info.note["key"] = name
 
 
-def _name(host: str) -> str | None:
+def _split(url: str) -> SplitResult:
     try:
-        return urlsplit(f"//{host}").hostname
+        return urlsplit(url)
     except ValueError:  # a bracket that does not close
-        return None
-
-
-def _netloc(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
+        return urlsplit("")
 
 
 # ---- bodies

@@ -20,7 +20,7 @@ from pyllama_spec.files import read_text
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
 from pyllama_spec.options import json_value, names_of, option, options_of
 from pyllama_spec.requests.options import OF_CHATS, RequestOptions
-from pyllama_spec.server.programs import Plan, flags_of, named, read, run, settings_of, spelt
+from pyllama_spec.server.programs import Plan, flags_of, named, read, run, settings_of
 from pyllama_spec.server.settings import ServerSettings
 
 _PROGRAM = "pyllama-spec-llama-server"
@@ -150,11 +150,6 @@ _IDLE_BEGINNINGS = tuple(name[:-1] for name in IDLE if name.endswith("*"))
 def is_idle(word: str) -> bool:
     """Whether a flag changes nothing here."""
     return word in IDLE or word.startswith(_IDLE_BEGINNINGS)
-
-
-def is_flag(word: str) -> bool:
-    """Whether this is a flag of llama-server that is accepted here."""
-    return any(spelt(word) in flag.names for flag in FLAGS) or is_idle(spelt(word))
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:

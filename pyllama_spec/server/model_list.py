@@ -112,12 +112,6 @@ class ModelList:
             raise ArgumentError(
                 problem=f"two models, aliases or adapters are called {name!r}", remedy="rename one"
             )
-        for name in names:
-            if not name.isprintable():
-                raise ArgumentError(
-                    problem=f"the name {name!r:.300} has characters that cannot be printed: it "
-                    "stands in lines of the log", remedy="name the model otherwise",
-                )  # fmt: skip
         if self.default not in names:
             raise ArgumentError(
                 "default", self.default, f"the name of a model{meant(self.default, names)}"

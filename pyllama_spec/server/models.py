@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableSet, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -55,8 +56,6 @@ _MAX_LEAKS = 8
 _LAST_USERS_S, _LOOK_S = 2.0, 0.02
 # Between two tries without a request, in units of the Retry-After.
 _N_RETRY = 3
-# The maximum number of names in a message.
-_MAX_NAMED = 20
 # How long an end waits for a load that has to stop.
 _LAST_LOAD_S = 5.0
 _MIB = 1 << 20
@@ -243,12 +242,9 @@ class Models:
         if choice is None and self._listed.takes_any_name:
             choice = self._by_name[default]
         if choice is None:
-            names = list(self._by_name)
-            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-            raise ApiError(
-                404, f"there is no model {name!r:.100} here; there are "
-                f"{', '.join(names[:_MAX_NAMED])}{more}", "model_not_found", "model",
-            )  # fmt: skip
+            names = ", ".join(self._by_name)
+            message = f"there is no model {name!r:.100} here; there are {names}"
+            raise ApiError(404, message, "model_not_found", "model")
         return choice
 
     async def use(self, choice: ChosenModel) -> tuple[Service, Adapters]:
@@ -373,6 +369,7 @@ class Models:
             await self._close(one, "failure")
             if one.is_given_up:
                 return None
+        WATCH.set(self._watch)
         turn_ends = monotonic() + self._listed.turn_s
         while await self._make_room(one, turn_ends):
             try:
@@ -394,7 +391,6 @@ class Models:
 
     def open(self, spec: ModelSpec) -> Opened:
         """Loads a model in a thread that does not delay exit."""
-        WATCH.set(self._watch)
         llm = Llama(**spec.keywords)
         with closed_on_failure(llm):
             opened = Opened(llm, options_of(spec.keywords).store_bytes())
@@ -425,12 +421,9 @@ class Models:
             return None
         if one.failure is None:
             log.warning("%s failed and is being reopened", one.name)
-        await in_daemon(partial(self._reopen, one.opened.llm), lambda _: None, self._threads)
-        return one.opened
-
-    def _reopen(self, llm: Llama) -> None:
         WATCH.set(self._watch)
-        llm.reopen()
+        await in_daemon(one.opened.llm.reopen, lambda _: None, self._threads)
+        return one.opened
 
     async def _last_users(self, one: ServedModel) -> None:
         """Waits until no request uses a failed model; bounded, as a client may not read."""
@@ -631,7 +624,8 @@ async def in_daemon(
         if done.exception() is None:
             drop(done.result())
 
-    thread = threading.Thread(target=run, name="pyllama_spec-load", daemon=True)
+    run_here = copy_context().run
+    thread = threading.Thread(target=run_here, args=(run,), name="pyllama_spec-load", daemon=True)
     threads.add(thread)
     thread.start()
     try:
@@ -643,13 +637,6 @@ async def in_daemon(
 
 # ---- the memory that a model will take
 
-# Bytes of a number in the KV cache, by its type's name.
-_TYPE_BYTES = {
-    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
-    "q4_1": 20 / 32, "q4_0": 18 / 32,
-}  # fmt: skip
-# The engine rounds the cells of a sequence up to so many.
-_CELLS = 256
 _ENDS = (
     ".block_count", ".embedding_length", ".context_length", ".attention.head_count",
     ".attention.head_count_kv", ".attention.key_length", ".attention.value_length",
@@ -689,7 +676,7 @@ def _file_bytes(path: Path) -> int:
 
 
 def _cache_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: int) -> int:
-    """Bytes of the KV cache, from a file's keys."""
+    """Bytes of a KV cache of float16, from a file's keys; a quantized one takes less."""
     named = {end: key.value for name, key in keys.items() for end in _ENDS if name.endswith(end)}
 
     def number(end: str) -> int:
@@ -698,18 +685,10 @@ def _cache_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel:
 
     heads = named.get(".attention.head_count_kv") or named.get(".attention.head_count") or 0
     n_heads = sum(heads) if isinstance(heads, list) else heads * number(".block_count")
-    n_embd, n_query_heads = number(".embedding_length"), number(".attention.head_count")
-    of_head = n_embd // n_query_heads if n_query_heads > 0 else 0
-    width = sum(
-        (number(end) or of_head) * _TYPE_BYTES.get(kind, 2.0)
-        for end, kind in (
-            (".attention.key_length", params.type_k),
-            (".attention.value_length", params.type_v),
-        )
-    )
+    of_head = number(".embedding_length") // max(number(".attention.head_count"), 1)
+    width = sum(number(f".attention.{one}_length") or of_head for one in ("key", "value"))
     n_ctx = params.n_ctx or number(".context_length")
-    n_cells = -(-n_ctx // _CELLS) * _CELLS
-    return int(n_heads * width * n_cells * n_parallel)
+    return int(n_heads * width * 2 * n_ctx * n_parallel)
 
 
 # ---- figures

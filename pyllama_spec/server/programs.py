@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,31 +82,28 @@ def read(
     flags: Sequence[Flag],
     is_idle: Callable[[str], bool] = lambda _: False,
 ) -> tuple[Given, Given]:
-    """Reads a command line and the environment; an ArgumentError names all that is wrong.
+    """Reads a command line and the environment.
 
-    A flag that is not among `flags` is refused, or listed where `is_idle` says so.
+    A flag that is not among `flags` is listed where `is_idle` says so; all others are refused
+    together.
     """
     known = {spelt(name): flag for flag in flags for name in flag.names}
-    given, wrong, refused = Given(), list[str](), list[str]()
+    given, refused = Given(), list[str]()
     left = list(words)[::-1]
     while left:
         word, is_, text = left.pop().partition("=")
-        flag = known.get(spelt(word))
-        if flag is None:
-            (given.idle if is_idle(spelt(word)) else refused).append(word)
-            while left and (not left[-1].startswith("-") or left[-1][1:2].isdigit()):
-                left.pop()  # its values
-            continue
-        try:
+        if (flag := known.get(spelt(word))) is not None:
             _take(word, flag, [text] if is_ else left, given)
-        except ArgumentError as error:
-            wrong.append(str(error))
-    around = _variables(environment, flags, wrong)
+            continue
+        (given.idle if is_idle(spelt(word)) else refused).append(word)
+        while left and (not left[-1].startswith("-") or left[-1][1:2].isdigit()):
+            left.pop()  # its values
     if refused:
-        wrong.append(f"not supported here: {' '.join(refused)}; --help lists the flags that are")
-    if wrong:
-        raise ArgumentError(problem="; ".join(wrong))
-    return given, around
+        raise ArgumentError(
+            problem=f"not supported here: {' '.join(refused)}",
+            remedy="--help lists the flags that are",
+        )
+    return given, _variables(environment, flags)
 
 
 def spelt(word: str) -> str:
@@ -134,19 +131,14 @@ def _take(word: str, flag: Flag, left: list[str], given: Given) -> None:
     given.values[name] = value
 
 
-def _variables(environment: Mapping[str, str], flags: Sequence[Flag], wrong: list[str]) -> Given:
-    """Reads the environment; adds what is wrong with it to a list."""
+def _variables(environment: Mapping[str, str], flags: Sequence[Flag]) -> Given:
     around = Given()
     # The order of llama-server: the variable that switches something off is read first.
     for flag in sorted(flags, key=lambda one: one.value is not False):
-        name, text = flag.option.name, environment.get(flag.variable)
-        if name in around.values or not (text or (text == "" and flag.value is False)):
-            continue
-        with_value = Flag((flag.variable,), flag.option, value=None if flag.value else flag.value)
-        try:
-            _take(flag.variable, with_value, [text], around)
-        except ArgumentError as error:
-            wrong.append(str(error))
+        text = environment.get(flag.variable)
+        if flag.option.name not in around.values and (text or (text == "" and flag.value is False)):
+            value = None if flag.value else flag.value
+            _take(flag.variable, replace(flag, value=value, takes_many=False), [text], around)
     return around
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +19,6 @@ from pyllama_spec.options import option, options_of
 KEY_VARIABLE = "PYLLAMA_SPEC_API_KEY"
 _MAX_NAME = 64
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_HOST = re.compile(r"[a-z0-9._-]+")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,A-Z]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +28,8 @@ class ServerSettings:
     Attributes:
         alias: the model's name in answers to requests without a name for it; None for the file's.
         aliases: further names of the model in the list of models.
-        api_keys: the keys, one of which every request needs; none for a server without keys. A Key
-            has a name for the log.
+        api_keys: the keys, one of which every request needs; none for a server without keys. "KEY #
+            NAME" has a name for the log.
         read_keys: rereads the keys at SIGHUP; None if they never change.
         allowed_hosts: allowed names in the Host header; () for any. This refuses foreign pages
             whose domain resolves to this machine.
@@ -63,7 +59,7 @@ class ServerSettings:
             refused request, the log names the one that would allow it; "" for none.
 
     Raises:
-        ArgumentError: a limit is not a number or too low, or an origin is invalid.
+        ArgumentError: a limit is not a number or too low, or a key is empty.
     """
 
     alias: str | None = None
@@ -138,86 +134,48 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for one in options_of(type(self)).values():
             checked(one, getattr(self, one.name))
-        for origin in self.cors_origins:
-            check_origin(origin)
         if any(not key.strip() for key in self.api_keys):
             raise ArgumentError("api_keys", problem="has an empty key", remedy="remove it")
 
 
-def check_origin(text: str) -> str:
-    """An origin as browsers write it, with scheme and in lower case; or "*" or "null"."""
-    scheme, _, rest = text.partition("://")
-    is_default = rest.endswith({"http": ":80", "https": ":443"}.get(scheme, "\n"))
-    if text in ("*", "null") or (_ORIGIN.fullmatch(text) and text.isascii() and not is_default):
-        return text
-    raise ArgumentError(
-        "cors_origins", text, "the origin of a page: its scheme, its name in lower case, and its "
-        "port unless that is the scheme's own, such as http://localhost:3000, or * for all",
-    )  # fmt: skip
-
-
 def hosts_for(address: str, names: Sequence[str]) -> tuple[str, ...]:
-    """ServerSettings.allowed_hosts of an address: any, except on loopback or for a name."""
-    return with_loopback(names) if names or address in LOOPBACK else ()
+    """ServerSettings.allowed_hosts of an address: any, except on loopback or for a name.
 
-
-def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
-    """The allowed names of the Host header, and those of this machine on its loopback.
-
-    Programs on this machine, such as a health check, use those names. Another site's page cannot: a
-    browser sends the name in the page's address.
+    Programs on this machine, such as a health check, use its loopback names. Another site's page
+    cannot: a browser sends the name in the page's address.
     """
-    for name in names:
-        if not _is_host(name.lower()):
-            raise ArgumentError(
-                "allowed_hosts", name, "a host name as clients have it in their address, without "
-                "scheme and port, such as llm.example",
-            )  # fmt: skip
+    if not names and address not in LOOPBACK:
+        return ()
     return tuple(dict.fromkeys((*(name.lower() for name in names), *LOOPBACK)))
-
-
-def _is_host(name: str) -> bool:
-    """Whether a name is valid in a Host header, brackets aside."""
-    if ":" not in name:
-        return _HOST.fullmatch(name) is not None
-    with suppress(ValueError):
-        return "%" not in name and ipaddress.IPv6Address(name).compressed == name
-    return False
 
 
 # ---- files of keys
 
 
-class Key(str):
-    """An API key as text."""
-
-    __slots__ = ("name",)
-    name: str
-
-    def __new__(cls, text: str, name: str = "") -> Key:
-        """The key of a text."""
-        key = super().__new__(cls, text)
-        key.name = name
-        return key
-
-
-def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
+def keys_of(path: str | os.PathLike[str] | None) -> tuple[str, ...]:
     """Reads the keys of a file and of the environment variable PYLLAMA_SPEC_API_KEY.
 
     Each line of the file is a key, optionally followed by " #" and its name: "KEY # NAME". A line
     that begins with "#" is a comment.
     """
-    keys = []
+    keys: list[str] = []
     if path is not None:
         lines = read_text(Path(path), "the file of API keys").splitlines()
-        keys = [_read(line) for line in lines if line.strip() and line.lstrip()[0] != "#"]
+        keys += [line for one in lines if (line := one.strip()) and line[0] != "#"]
         if not keys:
             raise ArgumentError(
                 problem=f"{os.fspath(path)} has no API key", remedy="write one a line"
             )
     if own := os.environ.get(KEY_VARIABLE, "").strip():
-        keys.append(Key(own, "environment"))
+        keys.append(f"{own} # environment")
     return tuple(keys)
+
+
+def key_and_name(line: str) -> tuple[str, str]:
+    """A key, and its name as a word of the log's line; "" for none."""
+    text, _, name = line.replace("\t#", " #").partition(" #")
+    name = "".join(c if c.isascii() and c.isprintable() else "?" for c in "_".join(name.split()))
+    return text.strip(), name[:_MAX_NAME]
 
 
 def reader_of(
@@ -233,13 +191,6 @@ def reader_of(
         return (*others, *keys_of(path))
 
     return read
-
-
-def _read(line: str) -> Key:
-    text, _, name = line.replace("\t#", " #").partition(" #")
-    # In the log it is one word of a line.
-    name = "".join(c if c.isascii() and c.isprintable() else "?" for c in "_".join(name.split()))
-    return Key(text.strip(), name[:_MAX_NAME])
 
 
 def notes_of(path: str | os.PathLike[str] | None) -> list[str]:

@@ -16,20 +16,20 @@ without a draft.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.errors import PyllamaSpecError
 
 # Called with a row of the last batch and the token that was chosen there, before the next decode.
 RowObserver = Callable[[int, int], None]
 
 
 class StepSampler:
-    """A base for samplers written in Python, with the calls of engine.Sampler."""
+    """A base for samplers written in Python, which are called for each token."""
 
     def sample(self, context: Context, i: int) -> int:
         """Samples from the logits of token i of the last batch, without advancing the state."""
@@ -37,20 +37,6 @@ class StepSampler:
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         """Advances the state over a committed token."""
-
-    def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
-        """Calls sample() and accept() at row, row + 1, ... while the tokens equal the draft.
-
-        If an error is raised, its partial_tokens has the tokens before it.
-        """
-        out: list[int] = []
-        try:
-            match_by_steps(self, context, row, draft, out)
-        except BaseException as error:
-            with contextlib.suppress(AttributeError, TypeError):  # some take no attributes
-                error.partial_tokens = tuple(out)  # type: ignore[attr-defined]
-            raise
-        return out
 
 
 TokenSampler = Sampler | StepSampler
@@ -81,13 +67,13 @@ def sample_and_match(
             to the first one that ends the generation.
         observe: called with each row and its token.
     """
-    if observe is not None:
+    if observe is not None or isinstance(sampler, StepSampler):
         match_by_steps(sampler, target, row, draft, out, observe)
         return
     try:
         out += sampler.sample_chain(target, row, draft)
-    except BaseException as error:
-        out += getattr(error, "partial_tokens", ())
+    except PyllamaSpecError as error:
+        out += error.partial_tokens
         raise
 
 
@@ -172,16 +158,9 @@ class RejectionSampling:
         out: list[int],
         observe: RowObserver | None = None,
     ) -> None:
-        """Accepts a drawn draft, as sample_and_match() does a chosen one.
+        """Accepts a drawn draft, as sample_and_match() does a chosen one, with its arguments.
 
-        Args:
-            target: the context whose last batch holds the rows.
-            row: the row of the pending token; row + 1 + i is that of draft[i].
-            draft: the verified tokens.
-            distributions: [len(draft) or more] the distribution that each token was drawn from.
-            out: takes the accepted tokens and one of the target's own, or the accepted ones up to
-                the first that ends the generation.
-            observe: called with each row and its token.
+        distributions: [len(draft) or more] the distribution that each token was drawn from.
         """
         is_eog, draws = target.model.vocab.is_eog, self.draws
         for i in range(len(draft) + 1):

@@ -8,15 +8,14 @@ copies it: the same tokens are computed once.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import adapters_key
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
@@ -38,23 +37,14 @@ _MAX_ENTRIES = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredPrefix:
-    """A copy of a sequence.
+    """A copy of a sequence."""
 
-    Attributes:
-        tokens: [n] int32, the tokens in its memory.
-        key: the settings that it was computed with.
-        first: the first position that it holds; a window drops earlier ones.
-        memory: the engine's bytes of it.
-        drafter: the drafter's bytes; None if the tokens are committed to it again.
-        checkpoints: earlier checkpoints of a recurrent state.
-    """
-
-    tokens: Ids
+    tokens: Ids  # in its memory
     key: AdaptersKey
-    first: int
-    memory: memoryview
-    drafter: bytes | None
-    checkpoints: Sequence[Checkpoint] = ()
+    first: int  # the first position that it holds; a window drops earlier ones
+    memory: memoryview  # the engine's bytes of it
+    drafter: bytes | None  # the drafter's; None if the tokens are committed to it again
+    checkpoints: Sequence[Checkpoint] = ()  # of a recurrent state, earlier ones
 
     @property
     def n_tokens(self) -> int:
@@ -78,7 +68,7 @@ class PrefixStore:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = count(max_bytes, "max_bytes", 0, sys.maxsize)
+        self.max_bytes = max_bytes
         self._entries: list[StoredPrefix] = []
         self.n_bytes = 0
 
@@ -105,16 +95,14 @@ class PrefixStore:
         self.n_bytes += size
 
     def remove(self, entry: StoredPrefix) -> None:
-        """Drops a copy if it is stored."""
-        if entry in self._entries:
-            self._entries.remove(entry)
-            self.n_bytes -= entry.n_bytes
+        """Drops a copy."""
+        self._entries.remove(entry)
+        self.n_bytes -= entry.n_bytes
 
     def touch(self, entry: StoredPrefix) -> None:
-        """Marks a copy as used now, if it is stored."""
-        if entry in self._entries:
-            self._entries.remove(entry)
-            self._entries.append(entry)
+        """Marks a copy as used now."""
+        self._entries.remove(entry)
+        self._entries.append(entry)
 
     def clear(self) -> None:
         """Drops all copies."""
@@ -149,14 +137,6 @@ class PrefixStore:
 def as_ids(tokens: Sequence[int]) -> Ids:
     """Tokens as an array, [n] int32."""
     return np.array(tokens, dtype=np.int32)
-
-
-def n_common_ids(a: Ids, b: Ids) -> int:
-    """The length of the common prefix."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    first = int(differ.argmax()) if n else 0
-    return first if n and differ[first] else n
 
 
 # Fewer tokens are not worth a wait, a place in the store, or a copy from it.

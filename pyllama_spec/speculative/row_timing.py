@@ -16,10 +16,8 @@ _BUDGET_S = 0.3
 def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) -> dict[int, float]:
     """Seconds of decodes of 1 to max_rows rows in an empty context, which is emptied.
 
-    The two ends come first, so that widths between them can be interpolated where time is short.
     Each width is decoded twice, the first of which makes the engine's graph; while time is left all
-    are timed again. Of each the quickest counts: what else runs on a machine makes a decode slower
-    and never quicker.
+    are timed again. The quickest counts: what else runs on a machine only makes a decode slower.
     """
     max_rows = min(max_rows, target.n_batch, target.n_ctx_seq)
     batch, token = Batch(max_rows), target.model.vocab.bos or 0

@@ -51,14 +51,11 @@ class PromptPace:
     pause within a bound on this machine, by the clock. That changes no number where a row of a
     batch is, to the bit, what it is alone, and nothing else than such contexts has a pace;
     elsewhere parts have one size.
-
-    Attributes:
-        token_s: the seconds per token of a prompt; None before the first part was read.
     """
 
     def __init__(self, max_part: int, max_pause_s: float = MAX_PAUSE_S) -> None:
         self._max_part, self._max_pause_s = max_part, max_pause_s
-        self.token_s: float | None = None
+        self.token_s: float | None = None  # per token of a prompt; None before the first part
 
     @property
     def n_part(self) -> int:

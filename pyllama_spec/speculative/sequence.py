@@ -108,19 +108,13 @@ class SequenceState:
 
 
 class SavedSequence(NamedTuple):
-    """A sequence in the host's memory, for Round.resume() and HeldSequences.restore().
-
-    Attributes:
-        tokens, n_decoded, n_given, adapters: see SequenceState.
-        memory: the engine's bytes; b"" if nothing was decoded.
-        drafter: the drafter's bytes; None if it saved none: the tokens are committed to it again.
-    """
+    """A sequence in the host's memory, for Round.resume() and HeldSequences.restore()."""
 
     tokens: tuple[int, ...]
     n_decoded: int
     n_given: int | None
-    memory: bytes
-    drafter: bytes | None
+    memory: bytes  # the engine's; b"" if nothing was decoded
+    drafter: bytes | None  # None if it saved none: the tokens are committed to it again
     adapters: Adapters = None
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pyllama_spec.speculative.controller.base import Span
@@ -14,19 +14,12 @@ SOURCES = ("model", "copy", "prediction", "memory", "grammar")
 
 @dataclass(slots=True)
 class SourceCounts:
-    """The counts of one source.
+    """The counts of one source."""
 
-    Attributes:
-        rounds: the number of rounds with a draft of this source; a round has at most one draft.
-        proposed: the number of tokens of these drafts.
-        drafted: the number of those tokens that the target verified.
-        accepted: the number of those that equal the target's own choice.
-    """
-
-    rounds: int = 0
-    proposed: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    rounds: int = 0  # with a draft of this source; a round has at most one draft
+    proposed: int = 0  # tokens of these drafts
+    drafted: int = 0  # of those, verified by the target
+    accepted: int = 0  # of those, equal to the target's own choice
 
     def add(self, other: SourceCounts) -> None:
         """Adds the counts of another request."""
@@ -38,10 +31,7 @@ class SourceCounts:
     def as_dict(self) -> dict[str, int | float]:
         """The counts and the rate for JSON; the rate is 0 if nothing was verified."""
         rate = self.accepted / self.drafted if self.drafted else 0.0
-        return {
-            "rounds": self.rounds, "proposed": self.proposed, "drafted": self.drafted,
-            "accepted": self.accepted, "acceptance_rate": rate,
-        }  # fmt: skip
+        return {**asdict(self), "acceptance_rate": rate}
 
 
 def source_of(span: Span) -> str:
@@ -55,13 +45,6 @@ def source_of(span: Span) -> str:
     if not span.draft.match_length:
         return "model"
     return "memory" if span.draft.is_remembered else "copy"
-
-
-def add_sources(sums: dict[str, SourceCounts], more: Mapping[str, SourceCounts]) -> None:
-    """Adds the counts of another request, which another thread may still update."""
-    for name in SOURCES:  # not items(): a source may be added meanwhile
-        if name in more:
-            sums.setdefault(name, SourceCounts()).add(more[name])
 
 
 def sources_as_dict(by_source: Mapping[str, SourceCounts]) -> dict[str, dict[str, int | float]]:
@@ -109,8 +92,7 @@ class SpeculationStats:
         by_source: the same counts for each of SOURCES that proposed something.
         reason_off: why the drafter was disabled in the last round; None if it was not. A text that
             it made faster may end so: `state` says what counts.
-        reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
-        has_failed: whether it is off because it failed.
+        reason_off_error: what the drafter raised, with its traceback; None if it did not fail.
         acceptance: how drafts of the drafter are accepted: "exact"; "noise" where the target draws
             by shared noise; or "distribution" where the drafter draws its tokens and rejection
             sampling accepts them. Copies and forced text are always accepted exactly.
@@ -138,7 +120,6 @@ class SpeculationStats:
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
     reason_off: str | None = None
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
-    has_failed: bool = False
     acceptance: str = "exact"
     why_exact: str | None = None
     why_not_asked: str = ""
@@ -185,11 +166,11 @@ class SpeculationStats:
             self.off_since = self.rounds
         self.reason_off = reason
 
-    def note_failure(self, reason: str, error: Exception | None) -> None:
+    def note_failure(self, reason: str, error: Exception) -> None:
         """Records that the drafter failed and is disabled until the next prompt."""
-        if not self.has_failed:
+        if self.reason_off_error is None:
             self.off_since = self.rounds
-        self.has_failed, self.reason_off, self.reason_off_error = True, reason, error
+        self.reason_off, self.reason_off_error = reason, error
 
     @property
     def state(self) -> str:
@@ -213,7 +194,7 @@ class SpeculationStats:
             and was_off
             and (not self.drafted or 2 * self.accepted < self.rounds_off)
         )
-        if self.has_failed or is_off:
+        if self.reason_off_error is not None or is_off:
             return "disabled"
         return "used" if self.drafted else "idle"
 
@@ -250,14 +231,15 @@ class SpeculationStats:
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
         self.off_since = other.off_since if self.drafter == "none" else None
-        self.has_failed = self.has_failed or other.has_failed
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.drafter, self.note = other.drafter, other.note
         self.acceptance, self.why_exact = other.acceptance, other.why_exact
         self.why_not_asked = self.why_not_asked or other.why_not_asked
         self.controller = other.controller
-        add_sources(self.by_source, other.by_source)
+        for name in SOURCES:  # not items(): another thread may add a source meanwhile
+            if name in other.by_source:
+                self.by_source.setdefault(name, SourceCounts()).add(other.by_source[name])
         for i, n in enumerate(other.accepted_histogram):
             _count_in(self.accepted_histogram, i, n)
         for i, n in enumerate(other.verified_histogram):
@@ -353,31 +335,19 @@ def _count_in(histogram: list[int], value: int, n: int = 1) -> None:
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of one generation, without the time of a stream's consumer.
+    """Seconds of one generation, without the time of a stream's consumer."""
 
-    Attributes:
-        load_s: the seconds of loading the files, the draft's too.
-        draft_load_s: the part of that for the draft: opening it, and measuring verify batches for
-            it.
-        prompt_s: the seconds of the prompt, to its first token.
-        decode_s: the seconds of all rounds.
-        draft_s: the part of those in the drafter.
-        verify_s: the part of those in the target's decode.
-        n_decoded: the number of tokens that the rounds committed.
-        queue_s: the seconds from the call to the start of its computation: waiting for other
-            requests, and for a stream also for its reader.
-        first_token_s: the seconds from the call to the first token; 0 until there is one.
-    """
-
-    load_s: float = 0.0
-    draft_load_s: float = 0.0
-    prompt_s: float = 0.0
-    decode_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    n_decoded: int = 0
+    load_s: float = 0.0  # loading the files, the draft's too
+    draft_load_s: float = 0.0  # of that the draft: opening it, measuring verify batches for it
+    prompt_s: float = 0.0  # the prompt, to its first token
+    decode_s: float = 0.0  # all rounds
+    draft_s: float = 0.0  # of those in the drafter
+    verify_s: float = 0.0  # of those in the target's decode
+    n_decoded: int = 0  # the number of tokens that the rounds committed
+    # From the call to the start of its computation: waiting for other requests, and for a stream
+    # also for its reader.
     queue_s: float = 0.0
-    first_token_s: float = 0.0
+    first_token_s: float = 0.0  # from the call to the first token; 0 until there is one
 
     def plus(self, other: Timing) -> Timing:
         """The sum with a request that continued after this one; the load counts once."""
@@ -398,15 +368,8 @@ class Timing:
 
     def as_dict(self) -> dict[str, float]:
         """The `timing` object for JSON."""
-        return {
-            "load_s": self.load_s,
-            "draft_load_s": self.draft_load_s,
-            "queue_s": self.queue_s,
-            "first_token_s": self.first_token_s,
-            "prompt_s": self.prompt_s,
-            "decode_s": self.decode_s,
-            "draft_s": self.draft_s,
-            "verify_s": self.verify_s,
-            "overhead_s": self.overhead_s,
-            "decode_tps": self.decode_tps,
-        }
+        names = (
+            "load_s", "draft_load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s",
+            "verify_s", "overhead_s", "decode_tps",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}

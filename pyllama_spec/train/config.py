@@ -15,6 +15,8 @@ from pyllama_spec.options import option, options_of, with_default
 # Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
 # occur again.
 N_NGRAMS = 800_000
+# The likeliest next tokens to keep of each distribution of the target.
+N_TOP = 32
 # More than any model has.
 _MAX_LAYERS = 4096
 # The most slots of a block: no draft of ours is accepted that far, and the engine unrolls the chain
@@ -55,7 +57,7 @@ class CorpusConfig:
     n_parallel: int = option(
         64, low=1, cli="--parallel", metavar="N", help="sequences generated in parallel"
     )
-    n_candidates: int = option(64, low=1)
+    n_candidates: int = option(64, low=N_TOP)
     greedy_share: float = option(
         0.75, low=0, high=1, cli="--greedy-share", metavar="SHARE",
         help="share of answers at temperature 0",
@@ -241,7 +243,6 @@ class RunConfig:
         work: the folder of text, features and checkpoints; None for the output's name with
             ".train".
         init: a draft whose weights, shape and vocabulary to start from; None for a new one.
-        n_top: the number of likeliest next tokens to keep of each distribution of the target.
         max_disk_bytes: the maximum size of features on disk; others are recomputed in every epoch.
         export_type: the type of the matrices in the file.
         n_threads: the CPU threads; None for the machine's cores.
@@ -269,7 +270,6 @@ class RunConfig:
         None, cli="--init", metavar="DRAFT.gguf", group="draft",
         help="start with this draft's weights, to train on more text or for a fine-tuned target",
     )
-    n_top: int = option(32, low=1)
     max_disk_bytes: float = option(12_000_000_000, low=0)
     export_type: str = option(
         "f16", choices=KINDS, cli="--type", cli_default=None, group="draft",
@@ -314,8 +314,6 @@ class RunConfig:
                 "n_ctx", n_ctx, f"room for a prompt and an answer of {min_answer} tokens",
                 f"give more than {min_answer}, {CorpusConfig().n_ctx} for example",
             )  # fmt: skip
-        if self.n_top > self.corpus.n_candidates:
-            raise ArgumentError("n_top", self.n_top, f"at most {self.corpus.n_candidates}")
 
     @property
     def begun_with(self) -> Path:

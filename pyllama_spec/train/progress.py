@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TextIO
@@ -18,13 +18,10 @@ _BAR_EVERY_S, _LINE_EVERY_S = 0.2, 60.0
 # The share of a stage, or the seconds of it, from which on the time left is told.
 _SURE, _FIRST_GUESS_S = 0.005, 30.0
 _NEARLY = 0.999
-
-
 # The share of a run's text after which the whole run's time is estimated.
 _KNOWN = 0.02
-# Training over text, in time, as measured: 22 to 47.5
-# minutes without AVX-512, 42 to 34 with it. A larger target writes more slowly, while the head
-# grows less.
+# Training over text, in time: 22 to 47.5 minutes without AVX-512, 42 to 34 with it. A larger target
+# writes more slowly, while the head grows less.
 _LEAST_TRAINING, _MOST_TRAINING, _EPOCHS = 0.4, 1.3, 2.6
 
 
@@ -38,30 +35,30 @@ class Reporter:
         """Reports a stage's progress, 0.0 .. 1.0, with its current figures."""
 
 
-class WholeEstimate:
-    """Estimates the time of text and training together once the pace of the text is known."""
+def time_of_run(epochs: float, reporter: Reporter) -> Callable[[float], None]:
+    """Prints the time of text and training once, when the pace of the text is known.
 
-    def __init__(self, epochs: float) -> None:
-        self._epochs = epochs
-        self._begun: tuple[float, float] | None = None
-        self._is_reported = False
+    The function that it returns takes the done part of the text, 0.0 .. 1.0.
+    """
+    begun_s, begun, is_reported = monotonic(), -1.0, False
 
-    def report(self, fraction: float, reporter: Reporter) -> None:
-        """The reporter's line at 0.0 .. 1.0 of the text, once, as soon as it is known."""
-        now = monotonic()
-        if self._begun is None:
-            self._begun = now, fraction
-        done = fraction - self._begun[1]
-        if self._is_reported or done < _KNOWN:
+    def note(fraction: float) -> None:
+        nonlocal begun_s, begun, is_reported
+        if begun < 0:
+            begun_s, begun = monotonic(), fraction
+        if is_reported or fraction - begun < _KNOWN:
             return
-        self._is_reported = True
-        all_s = (now - self._begun[0]) / done
-        left_s, passes = all_s * (1 - fraction), self._epochs / _EPOCHS
-        least, most = (passes * share * all_s for share in (_LEAST_TRAINING, _MOST_TRAINING))
-        reporter.line(
-            f"the text takes about {_minutes(left_s)} more here, and the training after it "
-            f"{_minutes(least)} to {_minutes(most)}, as in other runs"
+        is_reported = True
+        all_s = (monotonic() - begun_s) / (fraction - begun)
+        least, most = (
+            epochs / _EPOCHS * share * all_s for share in (_LEAST_TRAINING, _MOST_TRAINING)
         )
+        reporter.line(
+            f"the text takes about {_minutes(all_s * (1 - fraction))} more here, and the training "
+            f"after it {_minutes(least)} to {_minutes(most)}, as in other runs"
+        )
+
+    return note
 
 
 def _minutes(seconds: float) -> str:

@@ -142,15 +142,6 @@ def test_a_file_is_described_by_its_hash(tmp_path: Path, monkeypatch: pytest.Mon
     assert "first and the last" in ends["sha256_of"]
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
-def test_streaming_is_measured(n_threads: int) -> None:
-    speed = machine.measure_streaming(n_threads, 2**20)
-    assert speed.buffer_bytes == 2**20
-    assert min(speed.sum_bytes_per_s, speed.copy_bytes_per_s) > 0
-    assert speed.bytes_per_s == max(speed.sum_bytes_per_s, speed.copy_bytes_per_s)
-    assert "1 MiB" in speed.method and f"{n_threads} thread" in speed.method
-
-
 def test_tensor_sizes_are_those_of_the_file() -> None:
     path = model_path("llama")
     sizes = tensor_bytes(path)

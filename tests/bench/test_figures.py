@@ -19,7 +19,6 @@ from pyllama_spec.bench.figures import (
     total,
 )
 from pyllama_spec.bench.report import notes
-from pyllama_spec.engine import Transfers
 from tests.bench.tools import made_up_result, made_up_run, one_prompt
 
 
@@ -55,14 +54,6 @@ def test_nothing_measured_is_no_number() -> None:
     assert spread([None]) is None
     # A text that ends with its first token has no rounds.
     assert total([made_up_run([], 0.0)]).tps is None
-
-
-def test_speedup_is_the_ratio_of_the_totals() -> None:
-    both = compare([pair(10, 1.0, 0.5), pair(30, 3.0, 1.5)])
-    assert both.plain.tps == 10.0
-    assert both.spec.tps == 20.0
-    assert both.speedup == 2.0
-    assert to_json(made_up_result([one_prompt(pair(10, 1.0, 0.5))]))["prompt_cost_ratio"] == 1.0
 
 
 def test_spread_of_a_prompt_and_of_the_repeats() -> None:
@@ -107,17 +98,6 @@ def test_a_fork_is_the_first_difference() -> None:
     assert find_fork([other]) == Fork(0, 0, 0, 7)
 
 
-def test_bandwidth_is_bytes_per_token_times_tokens_per_second() -> None:
-    # 100 tokens/s of 50 MB are 5 GB/s, a quarter of the 20 that the memory streams.
-    result = made_up_result([one_prompt(pair(100, 1.0, 0.5))])
-    bandwidth = to_json(result)["bandwidth"]
-    assert bandwidth["plain_bytes_per_s"] == 5e9
-    assert bandwidth["streaming_bytes_per_s"] == 2e10
-    assert bandwidth["fraction_of_streaming"] == 0.25
-    assert bandwidth["weights_fit_cache"] is False
-    assert "25% of the 20.0 GB/s" in table(result)
-
-
 @pytest.mark.parametrize(("cpu_s", "is_busy"), [(0.0, False), (1.9, False), (1.0, True)])
 @pytest.mark.parametrize("has_rounds", [False, True])
 def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) -> None:
@@ -157,21 +137,3 @@ def test_what_became_of_the_drafter_is_said() -> None:
     assert states == ["disabled", "disabled", "used", "idle", "used"]
     both = made_up_result([one_prompt(Pair(plain, runs[2]), Pair(plain, runs[0]))])
     assert to_json(both)["prompts"][0]["state"] == "disabled"
-
-
-PLAIN = Transfers(8000, 20, 0, 18, 2, 0, 26, 2)
-SPEC = Transfers(30_000, 12_345, 600, 60, 9, 3, 90, 15)
-
-
-def test_transfers_are_per_round_over_all_texts() -> None:
-    plain = made_up_run([(0, 0)] * 2, 1.0, transfers=PLAIN)
-    spec = made_up_run([(4, 4), (4, 0), (4, 2)], 1.0, transfers=SPEC)
-    result = made_up_result([one_prompt(Pair(plain, spec), Pair(plain, spec))])
-    lines = [line.split() for line in table(result).splitlines()]
-    head = next(i for i, words in enumerate(lines) if words[:4] == ["per", "round", "kB", "to"])
-    assert lines[head + 1] == ["plain", "4.00", "0.01", "0.00", "10.0", "13.0", "1.0"]
-    assert lines[head + 2] == ["with", "draft", "10.00", "4.12", "0.20", "24.0", "30.0", "5.0"]
-    assert result.comparison.spec.transfers == SPEC.plus(SPEC)
-    none = made_up_result([one_prompt(pair(4, 1.0, 0.5))])
-    assert "kB to devices" not in table(none)
-    assert set(to_json(none)["crossings_per_round"]["spec"].values()) == {0.0}

@@ -10,7 +10,6 @@ from typing import Any
 
 from pyllama_spec.bench import BenchConfig
 from pyllama_spec.bench.figures import BenchResult, Pair, PromptResult, Setup
-from pyllama_spec.bench.machine import Streaming
 from pyllama_spec.bench.sides import Run
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 from tests.models import model_path
@@ -66,8 +65,7 @@ def made_up_result(prompts: Sequence[PromptResult], **options: Any) -> BenchResu
     """A result with a made-up machine."""
     setup = Setup(
         target="a model", drafter="a drafter", draft="a draft", n_ctx=256, n_threads=2, max_draft=3,
-        weight_bytes=50_000_000, weight_basis="made up", streaming=Streaming(2, 2**28, 2e10, 1e10),
-        provenance={"machine": {"last_level_cache_bytes": 2**25}, "files": {}},
+        provenance={"files": {}},
     )  # fmt: skip
     return BenchResult(BenchConfig(model_path="a.gguf"), setup, tuple(prompts), **options)
 

@@ -50,13 +50,6 @@ def test_an_undecided_meaning_names_the_option(tmp_path: Path, capsys: Captured)
     assert main([*command, "--layer-ids", "input"]) == 0
 
 
-@pytest.mark.parametrize(
-    "arguments", [["draft"], ["draft", "--target", "t", "-o", "o", "--type", "q4_0"]]
-)
-def test_bad_usage(arguments: list[str]) -> None:
-    assert main(["convert", *arguments]) == 2
-
-
 def test_notes_go_to_stderr(tmp_path: Path, capsys: Captured) -> None:
     head = make_head()
     head.config["num_hidden_layers"] = 40

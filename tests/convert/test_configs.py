@@ -67,12 +67,6 @@ SUPPORTED: dict[str, tuple[Json, int, tuple[int, ...]]] = {
              num_hidden_layers=40, num_key_value_heads=None),
         40, (2, 20, 37),
     ),
-    "NVIDIA Llama-4-Maverick": (
-        flat(5120, 32768, 40, 8, 202048, rope_theta=5e5, rope_scaling=LLAMA3, attention_bias=False,
-             mlp_bias=False,
-             eagle_config={**MODELOPT, "eagle_aux_hidden_state_layer_ids": [1, 23, 44]}),
-        48, (2, 24, 45),
-    ),
     "NVIDIA gpt-oss-120b-Eagle3-v3": (
         flat(2880, 17280, 64, 8, 201088, head_dim=64, norm_before_fc=True,
              eagle_config={**MODELOPT, "norm_before_fc": True,
@@ -95,11 +89,6 @@ SUPPORTED: dict[str, tuple[Json, int, tuple[int, ...]]] = {
                 "eagle_aux_hidden_state_layer_ids": [2, 15, 29]},
                flat(2048, 8192, 32, 8, 262144, head_dim=64, rope_theta=1e6)),
         30, (2, 15, 29),
-    ),
-    "Dogacel/specdrift, five layers of the target": (
-        flat(2880, 11520, 64, 8, 201088, head_dim=64, num_aux_hidden_states=5, fc_norm=True,
-             norm_output=True, eagle_aux_hidden_state_layer_ids=[2, 9, 18, 27, 33]),
-        36, (2, 9, 18, 27, 33),
     ),
 }  # fmt: skip
 
@@ -137,11 +126,6 @@ REFUSED: list[tuple[Json, Shapes, str]] = [
     ({"logit_scale": 0.0625}, SHAPES, "logit_scale"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, SHAPES, "mrope"),
     ({"speculators_model_type": "eagle3"}, SHAPES, "transformer_layer_config"),
-    *(({}, {**SHAPES, name: (1,)}, name) for name in (
-        "mtp.fc.weight", "midlayer.self_attn.kv_a_proj_with_mqa.weight",
-        "medusa_head.0.linear.weight",
-        "midlayer.mlp.experts.0.up_proj.weight", "midlayer.self_attn.q_proj.lora_A.weight",
-    )),
     # The tensors decide the kind: SafeAILab's heads use the name LlamaForCausalLM too.
     ({"architectures": ["LlamaForCausalLM"]}, PLAIN, "fc.weight"),
     ({"architectures": ["LlamaForCausalLM"]}, EAGLE1, "EAGLE-1 or EAGLE-2"),

@@ -120,10 +120,6 @@ def test_odd_values_are_no_crash(tmp_path: Path, kind: str, layout: str) -> None
 
 
 NAMES = [
-    ("mtp.0.main_proj.weight", "a DSpark draft of DeepSeek-V4 stages"),
-    ("layers.0.self_attn.kv_a_proj_with_mqa.weight", "multi-head latent attention"),
-    ("layers.0.mlp.experts.0.gate_proj.weight", "a mixture of experts"),
-    ("prefix_gru.weight_ih_l0", "a Domino draft"),
     ("layers.1.self_attn.q_proj.bias", r"q_proj\.bias has the shape \[2, 2\]"),
     ("modality_head.proj.weight", r"config.json does not explain: .*modality_head\.proj\.weight"),
     ("layers.2.mlp.up_proj.weight", r"num_hidden_layers 2, .* \[0, 1, 2\]"),
@@ -139,21 +135,6 @@ def test_tensors_are_refused(tmp_path: Path, name: str, message: str) -> None:
     assert name.partition(".")[0] in str(raised.value)
 
 
-def test_every_tensor_is_needed(tmp_path: Path) -> None:
-    for kind, layout in (("dspark", "specforge"), ("dflash2", "zlab")):
-        for name in make_draft(kind).tensors.keys() - {"confidence_head.proj.bias"}:
-            draft = make_draft(kind)
-            del draft.tensors[name]
-            refused(tmp_path, draft, "is missing|confidence_head|hidden_projection", layout)
-
-
-def test_shapes_are_compared(tmp_path: Path) -> None:
-    for name, array in make_draft("dflash2").tensors.items():
-        draft = make_draft("dflash2")
-        draft.tensors[name] = np.concatenate([array, array[..., :1]], axis=-1)
-        refused(tmp_path, draft, f"{name.rpartition('.')[0].rpartition('.')[2]}.*(shape|columns)")
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -167,18 +148,6 @@ def test_another_target(tmp_path: Path, keys: dict[str, int], message: str) -> N
     target = write_target(tmp_path / "t.gguf", **sizes)
     with pytest.raises(ConversionError, match=message):
         convert(folder, target=target)
-
-
-def test_a_reduced_draft_needs_its_output_and_its_table(tmp_path: Path) -> None:
-    draft = make_draft(reduced=True)
-    del draft.tensors["lm_head.weight"]
-    refused(tmp_path, draft, "lm_head.weight .*is missing: the draft has a voc", "speculators")
-    draft = make_draft(reduced=True)
-    del draft.tensors["d2t"], draft.tensors["t2d"]
-    refused(tmp_path, draft, "neither d2t nor t2d", "speculators")
-    draft = make_draft(reduced=True)
-    draft.tensors["d2t"] = draft.tensors["d2t"] + 1
-    refused(tmp_path, draft, "d2t and t2d contradict|outside 0", "redhat")
 
 
 def test_llama3_rope_and_mrope(tmp_path: Path) -> None:

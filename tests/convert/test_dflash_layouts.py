@@ -44,9 +44,12 @@ ALL = [
 OWN = ("token_embd", "output")
 
 
+@pytest.mark.parametrize("own", [(), ("output",), OWN], ids=str)
 @pytest.mark.parametrize(("kind", "layout"), ALL)
-def test_layouts_are_tensor_equal(tmp_path: Path, kind: str, layout: str) -> None:
-    draft = make_draft(kind)
+def test_layouts_are_tensor_equal(
+    tmp_path: Path, kind: str, layout: str, own: tuple[str, ...]
+) -> None:
+    draft = make_draft(kind, own=own)
     report = convert_written(tmp_path, layout, draft)
     check_equal(report.path, draft.gguf)
     assert report.target_layers == INPUTS
@@ -54,14 +57,6 @@ def test_layouts_are_tensor_equal(tmp_path: Path, kind: str, layout: str) -> Non
     assert (report.n_layer, report.n_tensors) == (2, len(draft.gguf))
     assert (report.type_name, report.n_draft_vocab, report.block_size) == ("BF16", None, BLOCK)
     assert gguf_keys(report.path)["dflash.target_layers"] == list(INPUTS)
-
-
-@pytest.mark.parametrize(("kind", "layout"), ALL)
-def test_own_matrices(tmp_path: Path, kind: str, layout: str) -> None:
-    draft = make_draft(kind, own=OWN)
-    check_equal(convert_written(tmp_path, layout, draft).path, draft.gguf)
-    head = make_draft(kind, own=("output",))
-    check_equal(convert_written(tmp_path, layout, head).path, head.gguf)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])

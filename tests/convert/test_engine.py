@@ -115,16 +115,3 @@ def test_files_load(
     with Model(report.path) as model:
         assert model.metadata["general.architecture"] == "dflash"
         assert model.metadata["dflash.block_size"] == "7"
-
-
-def test_windows_and_factors_load(tmp_path: Path) -> None:
-    draft = make_draft()
-    draft.config |= {
-        "layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True,
-        "sliding_window": 64, "rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 2048,
-        },
-    }  # fmt: skip
-    with Model(convert_written(tmp_path, "zlab", draft).path) as model:
-        assert model.metadata["dflash.attention.sliding_window"] == "64"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.convert import convert_eagle3
+from pyllama_spec.convert import convert_draft
 from pyllama_spec.errors import ArgumentError, ConversionError
 from tests.convert.tools import (
     N_DRAFT,
@@ -85,6 +85,17 @@ PLACES: list[tuple[str, dict[str, Any], Change, str]] = [
     ("specforge", {}, lambda h: h.tensors.update(d2t=h.tensors["d2t"].astype(np.float32)), "d2t"),
     ("specforge", {}, lambda h: h.tensors.update({"norm.weight": np.ones(64, np.int64)}),
      "norm.weight"),
+    ("speculators", {"qk_norm": True}, lambda h: [
+        h.tensors.pop(f"layers.0.self_attn.{one}_norm.weight") for one in "qk"], "q_norm"),
+    ("safeailab", {}, lambda h: h.config.update(num_key_value_heads=3),
+     "num_key_value_heads is 3, not a divisor"),
+    ("safeailab", {}, lambda h: h.config.update(head_dim=15), "even"),
+    ("safeailab", {}, lambda h: h.config.update(eagle_config=[1]), r"eagle_config is \[1\]"),
+    ("flat", {}, lambda h: h.config.update(eagle_aux_hidden_state_layer_ids=[1, 2.5, 3]),
+     "not a list of integers"),
+    ("specforge", {}, lambda h: h.config.update(eagle_aux_hidden_state_layer_ids=[1, 3]),
+     r"names 2 layers of the target \(\[1, 3\]\), and fc.weight reads 3"),
+    ("safeailab", {"target_layers": (2, 4)}, lambda h: None, "fc reads 2 layers of the target"),
 ]  # fmt: skip
 
 
@@ -143,29 +154,6 @@ def test_sizes_are_never_guessed(tmp_path: Path, key: str, value: object, layout
     refused(tmp_path, head, rf"config.json.* {where}{key}", layout)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("num_key_value_heads", 3, "num_key_value_heads is 3, not a divisor"),
-        ("head_dim", 15, "even"),
-        ("eagle_config", [1], r"eagle_config is \[1\], not an object"),
-        ("eagle_aux_hidden_state_layer_ids", [1, 2.5, 3], "not a list of integers"),
-    ],
-)
-def test_wrong_values(tmp_path: Path, key: str, value: object, message: str) -> None:
-    head = make_head()
-    head.config[key] = value
-    refused(tmp_path, head, message, "flat" if key.startswith("eagle_aux") else "safeailab")
-
-
-def test_fc_does_not_fit_the_ids(tmp_path: Path) -> None:
-    head = make_head()
-    head.config["eagle_aux_hidden_state_layer_ids"] = [1, 3]
-    refused(tmp_path, head, r"names 2 layers of the target \(\[1, 3\]\), and fc.weight reads 3")
-    head = make_head(target_layers=(2, 4))
-    refused(tmp_path, head, "fc reads 2 layers of the target, and config.json", "safeailab")
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["fc.weight", "norm.weight", Q])
 def test_numbers_are_finite(tmp_path: Path, name: str, value: float) -> None:
@@ -198,14 +186,7 @@ def test_output_is_an_input_or_nowhere(tmp_path: Path) -> None:
         (folder / "model.safetensors", "is a file of the draft"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            convert_eagle3(folder, target, out)
-
-
-def test_qwen3_layers_have_norms(tmp_path: Path) -> None:
-    head = make_head(qk_norm=True)
-    del head.tensors["layers.0.self_attn.q_norm.weight"]
-    del head.tensors["layers.0.self_attn.k_norm.weight"]
-    refused(tmp_path, head, "q_norm", "speculators")
+            convert_draft(folder, target, out)
 
 
 def test_width_of_the_target_matters(tmp_path: Path) -> None:

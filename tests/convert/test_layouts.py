@@ -181,12 +181,6 @@ def test_name_of_a_cached_download(tmp_path: Path) -> None:
     assert gguf_keys(path)["general.name"] == "Some-Draft"
 
 
-def test_tied_flag_does_not_replace_an_output(tmp_path: Path) -> None:
-    head = make_head()
-    head.config["tie_word_embeddings"] = True
-    check_equal(convert_head(tmp_path, "specforge", head).path, head.gguf)
-
-
 def test_buffers_of_rope_are_ignored(tmp_path: Path) -> None:
     head = make_head()
     head.tensors["layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)

@@ -11,10 +11,9 @@ import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from pyllama_spec.convert import Kind, convert_eagle3
+from pyllama_spec.convert import Kind, convert_draft
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import (
-    Head,
     convert,
     convert_head,
     gguf_keys,
@@ -106,41 +105,6 @@ def test_pieces_of_a_large_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert gguf_tensors(convert(folder, target=target, kind=kind).path) == whole
 
 
-def test_progress(tmp_path: Path) -> None:
-    shares: list[float] = []
-    convert_head(tmp_path, "specforge", make_head(), progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-    assert len(shares) == len(make_head().gguf)
-
-
-def broken(head: Head) -> Head:
-    """A head whose fault is seen only while it is written."""
-    head.tensors["lm_head.weight"] = head.tensors["lm_head.weight"].copy()
-    head.tensors["lm_head.weight"][-1, -1] = np.nan
-    return head
-
-
-def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    report = convert_head(tmp_path, "specforge", make_head())
-    before = report.path.read_bytes()
-    with pytest.raises(ConversionError, match=r"lm_head\.weight holds numbers that are not"):
-        convert_head(tmp_path, "specforge", broken(make_head()))
-    assert report.path.read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.gguf", "specforge", "target.gguf"]
-    again = convert_head(tmp_path, "specforge", make_head(seed=1))
-    assert again.path.read_bytes() != before
-
-
-def test_a_stopped_conversion_leaves_nothing(tmp_path: Path) -> None:
-    def stop(share: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert_head(tmp_path, "specforge", make_head(), progress=stop)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["specforge", "target.gguf"]
-
-
 def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_head(tmp_path / "draft", "specforge", make_head())
     target = write_target(tmp_path / "target.gguf")
@@ -153,7 +117,7 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(builtins, "__import__", no_gguf)
     with pytest.raises(ConversionError, match=r"pip install pyllama_spec\[convert\]"):
-        convert_eagle3(folder, target, tmp_path / "out.gguf")
+        convert_draft(folder, target, tmp_path / "out.gguf")
 
 
 def test_doubles_become_float32(tmp_path: Path) -> None:

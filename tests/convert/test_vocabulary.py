@@ -46,14 +46,6 @@ def test_ids_in_any_order() -> None:
     assert np.array_equal(table(ids, MASK), ids)  # type: ignore[arg-type]
 
 
-def test_the_first_tokens_of_a_vocabulary() -> None:
-    """Offsets of zero are accepted if t2d confirms them."""
-    mask = (np.arange(N_VOCAB) < N_DRAFT).astype(np.int64)
-    ids = table(ZEROS, mask)
-    assert ids is not None
-    assert np.array_equal(ids, np.arange(N_DRAFT))
-
-
 def changed(array: Ids, index: int, value: int) -> Ids:
     """A copy with one other number."""
     out: Ids = array.copy()

@@ -13,7 +13,7 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from pyllama_spec.convert import ConversionReport, convert_eagle3
+from pyllama_spec.convert import ConversionReport, convert_draft
 from tests.models import Eagle3Config, eagle3_tensors
 from tests.models.keys import writing
 from tests.models.vocab import write_tokenizer
@@ -253,7 +253,7 @@ def write_target(path: Path, arch: str = "llama", **keys: Any) -> Path:
 def convert(folder: Path, out: Path | None = None, **options: Any) -> ConversionReport:
     """Converts for the usual target beside the folder."""
     target = options.pop("target", None) or write_target(folder.parent / "target.gguf")
-    return convert_eagle3(folder, target, out or folder.parent / "out.gguf", **options)
+    return convert_draft(folder, target, out or folder.parent / "out.gguf", **options)
 
 
 def convert_head(tmp_path: Path, layout: str, head: Head, **options: Any) -> ConversionReport:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.bench.config import OWN_PROMPTS
-from pyllama_spec.engine import Model, Vocab
+from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.train import CheckpointError, TrainError
 from pyllama_spec.train.corpus.build import corpus_identity
@@ -22,11 +22,11 @@ from pyllama_spec.train.corpus.generate import draw, top_k_of
 from pyllama_spec.train.corpus.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
 from pyllama_spec.train.corpus.store import CorpusStore
 from pyllama_spec.train.corpus.tasks import (
-    FilePrompts,
-    OwnPrompts,
-    PromptSeeds,
+    draw_prompt_seed,
+    file_prompts,
     has_template,
     is_whole,
+    own_prompts,
     read_prompt_seeds,
     read_prompts,
 )
@@ -44,22 +44,25 @@ def test_top_is_the_head_of_the_sorted_row(n_vocab: int) -> None:
         row[rng.integers(0, n_vocab, n_vocab // 10)] = row[0]  # equal ones
         top = top_k_of(row, 16)
         expected = np.lexsort((np.arange(n_vocab), -row))[:16]
-        assert top.ids.tolist() == expected.tolist()
+        assert top[0].tolist() == expected.tolist()
         log_p = row - np.logaddexp.reduce(row.astype(np.float64))
-        np.testing.assert_allclose(top.log_p, log_p[expected], atol=2e-4)
+        np.testing.assert_allclose(top[1], log_p[expected], atol=2e-4)
 
 
-@pytest.mark.parametrize("n_vocab", [5, 300, 5000])
-@pytest.mark.parametrize("n_bad", [1, 3, 0])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("n_vocab", [5, 5000])
+@pytest.mark.parametrize("n_bad", [1, 0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_no_numbers_are_refused(n_vocab: int, n_bad: int, bad: float) -> None:
-    """A row is refused for one invalid number at any position, and for all (n_bad=0)."""
+    """A row is refused for one at any position, and for all (n_bad=0); -inf excludes a token."""
     rng = np.random.default_rng(n_vocab)
     for _ in range(8):
         row = rng.standard_normal(n_vocab).astype(np.float32)
         row[rng.permutation(n_vocab)[: n_bad or n_vocab]] = bad
-        with pytest.raises(TrainError, match=rf"not numbers \({bad}\)"):
-            top_k_of(row, 8)
+        if bad < 0 and n_bad:
+            assert np.isfinite(top_k_of(row, 4)[1]).all()
+        else:
+            with pytest.raises(TrainError, match=rf"not numbers \({bad}\)"):
+                top_k_of(row, 8)
 
 
 def test_draws_follow_the_temperature() -> None:
@@ -108,7 +111,7 @@ def test_a_bad_prompts_file_is_named_with_its_line(text: str, reason: str, tmp_p
 
 
 def test_prompts_of_a_file_come_in_passes(writer: Model, prompts: Path) -> None:
-    source = FilePrompts(writer, config(prompts, max_passes=2), prompts)
+    source = file_prompts(writer, config(prompts, max_passes=2), prompts)
     tasks = [source.task(number) for number in range(84)]
     assert all(task is not None for task in tasks)
     assert source.task(84) is None
@@ -120,28 +123,8 @@ def test_prompts_of_a_file_come_in_passes(writer: Model, prompts: Path) -> None:
     assert all(t and len(t.prompt) > len(source.shared) for t in tasks)
 
 
-def test_a_prompt_too_long_by_its_bytes_is_left_out(
-    writer: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, longest = tmp_path / "prompts.jsonl", 0
-    lines: list[dict[str, Any]] = [{"prompt": "the king"}, {"prompt": "ab " * (1 << 18)}]
-    lines.append({"messages": [{"role": "user", "content": "ab " * (1 << 18)}]})
-    path.write_text("\n".join(map(json.dumps, lines)))
-    tokenize = Vocab.tokenize
-
-    def seen(self: Vocab, text: str | bytes, **options: bool) -> list[int]:
-        nonlocal longest
-        longest = max(longest, len(text))
-        return tokenize(self, text, **options)
-
-    monkeypatch.setattr(Vocab, "tokenize", seen)
-    source = FilePrompts(writer, config(path), path)
-    assert source.n_too_long == 2
-    assert 0 < longest < 1 << 16
-
-
 def test_own_prompts_begin_where_the_template_puts_the_users_text(writer: Model) -> None:
-    source = OwnPrompts(writer, config(None, prompt_seed_share=0.0))
+    source = own_prompts(writer, config(None, prompt_seed_share=0.0))
     task = source.task(0)
     assert task is not None
     text = writer.vocab.detokenize(task.prompt, special=True)
@@ -151,7 +134,7 @@ def test_own_prompts_begin_where_the_template_puts_the_users_text(writer: Model)
 
 
 def test_a_share_of_own_prompts_begins_with_a_prompt_seed(writer: Model) -> None:
-    source = OwnPrompts(writer, config(None, prompt_seed_share=0.5))
+    source = own_prompts(writer, config(None, prompt_seed_share=0.5))
 
     def prompt(i: int) -> list[int]:
         task = source.task(i)
@@ -186,7 +169,7 @@ def test_prompt_seeds_are_not_what_is_measured() -> None:
     lines = OWN_PROMPTS.read_text(encoding="utf-8").splitlines()
     measured = {m["content"] for line in lines for m in json.loads(line)["messages"]}
     rng = np.random.default_rng(0)
-    drawn = {PromptSeeds().draw(rng) for _ in range(3000)}
+    drawn = {draw_prompt_seed(rng) for _ in range(3000)}
     assert len(drawn) > 1000
     assert not any("{" in one for one in drawn)
     assert not drawn & measured
@@ -198,7 +181,7 @@ def test_a_template_that_hides_the_users_text_asks_for_prompts() -> None:
         Model(model_path("llama", chat_template=template)) as hidden,
         pytest.raises(UnsupportedError, match="--prompts"),
     ):
-        OwnPrompts(hidden, config(None))
+        own_prompts(hidden, config(None))
 
 
 # --- the corpus
@@ -334,28 +317,25 @@ def test_a_user_turn_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
             text = endless.vocab.detokenize(sequence.tokens.tolist(), special=True)
             assert text.startswith(b"<|im_start|>user\n")
             n = int(np.argmax(sequence.mask))
-            source = OwnPrompts(endless, config(None, prompt_seed_share=0.0))
+            source = own_prompts(endless, config(None, prompt_seed_share=0.0))
             assert n == len(source.shared) + 1 + 3 + len(source.after_user)
 
 
-def test_a_target_that_writes_nothing_of_use_says_so(tmp_path: Path) -> None:
-    """The message says that there is no room for an answer."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_user": 3, "min_answer": 78},  # leaves no room for an answer
+        {"max_user": 500, "prompt_seed_share": 0.0},  # is longer than the context
+    ],
+)
+def test_a_target_that_writes_nothing_of_use_says_so(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     with (
         Model(model_path("llama")) as endless,
         pytest.raises(TrainError, match=r"none of the first 256.*user turn: 256.*--prompts"),
     ):
-        make(endless, tmp_path / "c", config(None, max_user=3, n_parallel=16, min_answer=78))
-
-
-def test_tokens_without_a_chance_are_no_damage() -> None:
-    """A target may exclude tokens, but not all of them."""
-    row = np.full(300, -np.inf, np.float32)
-    with pytest.raises(TrainError, match="not numbers"):
-        top_k_of(row, 8)
-    row[[7, 200]] = np.log([0.75, 0.25])
-    top = top_k_of(row, 8)
-    assert top.ids[:2].tolist() == [7, 200]
-    np.testing.assert_allclose(np.exp(top.log_p), [0.75, 0.25, *[0.0] * 6], atol=1e-6)
+        make(endless, tmp_path / "c", config(None, n_parallel=16, **changes))
 
 
 def test_near_equal_answers_are_seen_again() -> None:
@@ -371,21 +351,9 @@ def test_near_equal_answers_are_seen_again() -> None:
     assert not seen.has_answer_like([5, 6, 7])
 
 
-def test_a_user_turn_ends_where_the_context_does(tmp_path: Path) -> None:
-    """A user turn never exceeds its place in the context, whatever its maximum length."""
-    with (
-        Model(model_path("llama")) as endless,
-        pytest.raises(TrainError, match="user turn: 256"),
-    ):
-        make(
-            endless, tmp_path / "c",
-            config(None, max_user=500, n_parallel=16, prompt_seed_share=0.0),
-        )  # fmt: skip
-
-
 def test_a_prompt_seed_that_leaves_no_room_is_left_out(writer: Model) -> None:
     settings = config(None, prompt_seed_share=1.0)
-    source = OwnPrompts(writer, settings)
+    source = own_prompts(writer, settings)
     tasks = [source.task(i) for i in range(300)]
     lengths = [len(task.prompt) for task in tasks if task is not None]
     assert min(lengths) == len(source.shared) + 1, "some are as long as the context"

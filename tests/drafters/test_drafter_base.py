@@ -21,11 +21,10 @@ from pyllama_spec.drafters import (
 )
 from pyllama_spec.drafters.base import name_of_code
 from pyllama_spec.engine import Context, Sampler, SamplerParams
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState
 from pyllama_spec.speculative.controller import Controller
 from tests.drafters.tools import N_TOKENS, PROMPTS, Moody, OnlyProposeOne, plain_texts, requests
-from tests.faces.tools import GREEDY, PROMPT, open_tiny
+from tests.faces.tools import GREEDY, open_tiny
 from tests.models import model_path
 from tests.oracles import tiny, tiny_context
 
@@ -100,27 +99,6 @@ def test_a_class_with_the_list_forms() -> None:
     assert [drafter.known[i] for i in range(3)] == texts
     assert [0, 1, 2] in drafter.asked, "one call for all sequences of a round"
     assert [0, 1, 2] in [sorted(seqs) for seqs in drafter.told]
-
-
-class _Forgot(Drafter):
-    """Writes its method under another name."""
-
-    def propse_one(self, request: DraftRequest) -> Draft:
-        return NO_DRAFT
-
-
-def test_a_class_with_neither_is_refused_before_a_model_is_loaded() -> None:
-    for drafter in (Drafter(), _Forgot()):
-        why = rf"{type(drafter).__name__} has neither propose_one\(\) nor propose\(\)"
-        with pytest.raises(ArgumentError, match=why):
-            Llama("no such file.gguf", draft=drafter)
-        with pytest.raises(ArgumentError, match=why):
-            Llama("no such file.gguf", draft_model=drafter)
-    # A method that an object was given is one too.
-    drafter = _Forgot()
-    drafter.propose_one = drafter.propse_one  # type: ignore[method-assign]
-    with open_tiny(drafter) as llm:
-        assert llm(PROMPT, max_tokens=5, **GREEDY)["speculation"]["state"] == "idle"
 
 
 def test_a_default_propose_keeps_the_others_drafts() -> None:

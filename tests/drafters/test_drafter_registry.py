@@ -229,13 +229,12 @@ def test_names_and_objects() -> None:
 
 @pytest.mark.parametrize(
     "draft",
-    [PromptLookup, model_path, 7, [], object(), b"x.gguf", "nix", "promptlookup"],
+    [PromptLookup, 7, [], b"x.gguf", "promptlookup"],
     ids=lambda value: type(value).__name__,
 )
 def test_values_that_mean_no_drafter(draft: object) -> None:
     with pytest.raises(ArgumentError) as caught:
         make_drafter(draft, DraftOptions())
-    assert "PromptLookup()" in str(caught.value) or draft is not PromptLookup
     assert "did you mean prompt-lookup?" in str(caught.value) or draft != "promptlookup"
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters.heads import head_class
-from pyllama_spec.drafters.kinds import HEADS, HeadKind, Pairing
+from pyllama_spec.drafters.kinds import HEADS, HeadKind
 from pyllama_spec.speculative import SequenceState
 from tests.models import model_path
 from tests.oracles import generate
 from tests.row_drafts import PATHS, ROW_DRAFTS, Way
 
-MADE_UP = HeadKind("made-up", "a made-up head", Pairing(row=-1, token=0), "eagle3", 4, 8)
+MADE_UP = HeadKind("made-up", "a made-up head", -1, 0, "eagle3", 4, 8)
 KIND = replace(ROW_DRAFTS["eagle3"], drafter=head_class(MADE_UP))
 
 
@@ -37,8 +37,7 @@ def test_each_path_sees_a_fault(path: Way) -> None:
 @pytest.mark.parametrize(("row", "token", "is_right"), [(-1, 0, True), (0, 1, True), (0, 0, False)])
 def test_a_token_beside_another_row_is_seen(row: int, token: int, is_right: bool) -> None:
     """With a head that reads the token alone."""
-    pairing = Pairing(row, token)
-    kind = replace(KIND, drafter=head_class(replace(MADE_UP, pairing=pairing)))
+    kind = replace(KIND, drafter=head_class(replace(MADE_UP, row=row, token=token)))
     loop = kind.perm_loop(kind.open(kind.perm_path(read_token=True), 4))
     run = generate(loop, SequenceState(), kind.perm_prompt(20), 30)
     assert run.tokens == kind.text(run.prompt, 30)

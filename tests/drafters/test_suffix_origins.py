@@ -89,7 +89,8 @@ class _Guessing(PromptLookup):
 def test_the_first_wrong_guess_of_each_round_is_noted(path: Path) -> None:
     text, copies = fresh(1, 80), Suffix(8, store=Store(path, DIGEST))
     model = _Guessing()
-    both = LookupFirst(model, lookup=copies)
+    both = LookupFirst(model)
+    both._lookup = copies
     both.begin_request(0, remember=True, user="")
     both.truncate(0, 0)
     both.commit([Committed(0, text[:21], 0, n_chosen=1)])

@@ -37,8 +37,8 @@ def opened(path: Path, **options: object) -> Store:
 def knows(store: Store, text: Sequence[int]) -> bool:
     store.refresh()
     for end in range(12, len(text)):
-        places = store.index.places(text[end - 12 : end])
-        if not any(store.index.tokens[place.at] == text[end] for place in places):
+        _, places = store.index.places(text[end - 12 : end])
+        if not any(store.index.tokens[at] == text[end] for at in places):
             return False
     return True
 
@@ -148,7 +148,7 @@ def test_it_is_bounded_and_keeps_what_is_new_or_of_use(path: Path) -> None:
     store.add(fresh(0))
     for seed in range(1, 500):
         if seed % 50 == 1:  # what it was used for counts half each time that the store was full
-            store.note_use(store.index.places(fresh(0)[:12])[0].at, 1000)
+            store.note_use(store.index.places(fresh(0)[:12])[1][0], 1000)
         store.add(fresh(seed))
         assert path.stat().st_size <= max_bytes
     assert knows(store, fresh(0))
@@ -261,7 +261,8 @@ def test_damage(path: Path, n: int) -> None:
         n_opened += 1
         index = store.index
         for text in texts:
-            for length, at in index.places(text[:30]):
+            length, places = index.places(text[:30])
+            for at in places:
                 assert index.tokens[at - length : at].tolist() == text[30 - length : 30]
         drafter = Suffix(8, store=store)
         tell(drafter, texts[i % 20][:30])

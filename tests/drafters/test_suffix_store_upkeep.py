@@ -63,8 +63,9 @@ def test_a_merge_that_fails_changes_nothing(
     before, files = new.read_bytes() if is_there else b"", sorted(tmp_path.iterdir())
     assert memory("merge", new, *others) == 1
     said = capsys.readouterr().err.strip()
-    assert "\n" not in said and bad.name in said and "Traceback" not in said
-    assert "this model" not in said
+    # Of two vocabularies the other one is odd.
+    assert bad.name in said or (kind == "vocabulary" and whole.name in said)
+    assert "\n" not in said and "Traceback" not in said
     assert sorted(tmp_path.iterdir()) == files
     assert not is_there or new.read_bytes() == before
 
@@ -170,15 +171,6 @@ def test_facts_that_are_forged_beside_a_request_are_a_warning(tmp_path: Path, ch
     with pytest.warns(UserWarning, match="facts"):
         store.refresh()
         store.add(TEXT)
-
-
-@pytest.mark.parametrize("name", ["-journal", "-wal"])
-def test_a_pipe_beside_a_store_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "a.memory"
-    Store(path, DIGEST).close()
-    os.mkfifo(f"{path}{name}")
-    with pytest.raises(ModelLoadError, match="not a file"):
-        Store(path, DIGEST)
 
 
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
@@ -369,42 +361,19 @@ def said(store: Store, vocab: Vocab) -> list[str]:
     return [upkeep.bytes_of(vocab, one.ids).decode() for one in store.texts()]
 
 
-def parts_without(text: str, parts: list[str], wanted: str) -> list[str]:
-    """The parts of a text that no occurrence of another one touches."""
-    begins = [at for at in range(len(text)) if text.startswith(wanted, at)]
-    out, end = [], 0
-    for part in parts:
-        begin, end = end, end + len(part.lstrip())
-        if not any(at < end and begin < at + len(wanted) for at in begins):
-            out.append(part)
-    assert end == len(text)
-    return out
-
-
-@pytest.mark.parametrize(("n_before", "n_after"), [(1, 1), (3, 3), (5, 15), (15, 5), (2, 30)])
+@pytest.mark.parametrize(("n_before", "n_after"), [(3, 3), (5, 15), (2, 30), (30, 90)])
 def test_a_text_across_a_border_of_a_files_parts(
     n_before: int, n_after: int, store: Store, vocab: Vocab, tmp_path: Path
 ) -> None:
-    parts = built(store, vocab, tmp_path, letters(1))
-    assert len(parts) > 3
-    wanted = parts[1][-n_before:] + parts[2].lstrip()[:n_after]
-    without = parts_without(letters(1), parts, wanted)
-    assert not {parts[1], parts[2]} & set(without)
-    upkeep.forget(store, vocab, wanted)
-    assert said(store, vocab) == without
-
-
-@pytest.mark.parametrize("n_more", [0, 4, 20])
-def test_parts_that_lie_in_the_text(
-    n_more: int, store: Store, vocab: Vocab, tmp_path: Path
-) -> None:
-    """Also with too few characters of the parts before and after to recognise them."""
-    parts = built(store, vocab, tmp_path, letters(2), letters(3))
-    at = letters(2).index(parts[1].strip())
-    wanted = letters(2)[at - n_more : at + len(parts[1].strip()) + n_more]
-    gone = parts[:3] if n_more else [parts[1]]
-    upkeep.forget(store, vocab, wanted)
-    assert said(store, vocab) == [part for part in parts if part not in gone]
+    """The whole file goes, and no other."""
+    parts = built(store, vocab, tmp_path, letters(1), letters(2))
+    at = letters(1).index(parts[1].strip()) + 24
+    wanted = letters(1)[at - n_before : at + n_after]
+    assert wanted not in letters(2)
+    assert sum(upkeep.forget(store, vocab, wanted)) > 3
+    left = said(store, vocab)
+    assert left == [part for part in parts if part in left]
+    assert all(part[24:] in letters(2) for part in left) and len(left) > 3
 
 
 def test_a_short_text_that_lies_in_the_text(store: Store, vocab: Vocab) -> None:

@@ -26,7 +26,6 @@ from pyllama_spec.drafters import (
     SmallModel,
     Suffix,
 )
-from pyllama_spec.drafters.registry import GrammarOnly
 from pyllama_spec.errors import ArgumentError
 from tests.drafters.tools import Moody, requests
 from tests.faces.tools import GREEDY, open_tiny
@@ -86,7 +85,7 @@ def small() -> SmallModel:
 
 KINDS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
-    "grammar": GrammarOnly,
+    "grammar": lambda: NoDrafter("grammar", 8),
     "memo": Memo,
     "prompt-lookup": lambda: PromptLookup(6, max_ngram=2, min_ngram=1),
     "suffix": lambda: Suffix(6),
@@ -220,16 +219,6 @@ def test_a_failure_inside_is_of_its_sequence(wrap: type[DrafterWrapper]) -> None
 def test_what_is_no_drafter_cannot_be_wrapped(inner: Any) -> None:
     with pytest.raises(ArgumentError, match="drafter"):
         DrafterWrapper(inner)
-
-
-@pytest.mark.parametrize("make", [KINDS["eagle3"], KINDS["dflash"], NoDrafter, GrammarOnly])
-def test_a_form_that_a_class_lacks_is_named(make: Callable[[], Drafter]) -> None:
-    with make() as drafter:
-        name = type(drafter).__name__
-        with pytest.raises(NotImplementedError, match=name):
-            drafter.propose_one(DraftRequest(0, [1, 2], 2))
-        with pytest.raises(NotImplementedError, match=name):
-            drafter.commit_one(Committed(0, [1, 2], 0))
 
 
 def test_a_wrapper_in_a_session_of_llama() -> None:

@@ -74,21 +74,6 @@ def test_each_token_is_one_that_a_mask_by_hand_allows(
     assert copy.sample_row(row) == sampler.sample_row(row)
 
 
-def test_a_reset_begins_anew(model: Model) -> None:
-    sampler = Sampler(model, SamplerParams(temperature=0.0, min_tokens=2, bad_words=("ab",)))
-    row = np.zeros(model.vocab.n_tokens, dtype=np.float32)
-    row[EOS], row[ord("b")], row[ord("a")] = 9.0, 8.0, 7.0
-    for _ in range(2):
-        assert sampler.sample_row(row) == ord("b")
-        for token in b"xa":
-            sampler.accept(token)
-        assert sampler.sample_row(row) == EOS
-        row[EOS] = 0.0
-        assert sampler.sample_row(row) == ord("a")  # "b" would make it "ab"
-        row[EOS] = 9.0
-        sampler.reset()
-
-
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("budget", range(7))
 def test_a_thought_ends_where_its_budget_does(model: Model, budget: int, is_open: bool) -> None:

@@ -16,15 +16,10 @@ from tests.oracles import forced_rows, prompt_tokens, tiny, tiny_context
 TOKENS = prompt_tokens(12, seed=2)
 
 
-def contents(batch: Batch) -> list[tuple[int, int, list[int], bool]]:
-    """The engine's arrays: id, position, sequences and output of each token."""
-    raw, rows, at = batch.as_struct(), [], 0
-    for i in range(raw.n_tokens):
-        n = raw.n_seq[i] if raw.n_seq else 1
-        sequences = [raw.seq[at + k] for k in range(n)]
-        rows.append((raw.ids[i], raw.pos[i], sequences, bool(raw.output[i])))
-        at += n
-    return rows
+def contents(batch: Batch) -> list[tuple[int, int, int, bool]]:
+    """The engine's arrays: id, position, sequence and output of each token."""
+    raw = batch.as_struct()
+    return [(raw.ids[i], raw.pos[i], raw.seq[i], bool(raw.output[i])) for i in range(raw.n_tokens)]
 
 
 def test_add_and_extend_say_the_same() -> None:
@@ -38,41 +33,7 @@ def test_add_and_extend_say_the_same() -> None:
     assert (one.n_tokens, one.max_pos) == (many.n_tokens, many.max_pos) == (6, 5)
     many.clear()
     many.extend([1, 2], 7, output_all=True)
-    assert contents(many) == [(1, 7, [0], True), (2, 8, [0], True)]
-
-
-def test_several_sequences_per_token() -> None:
-    batch = Batch(6)
-    batch.extend([1, 2], 0, 3)
-    batch.add(4, 2, (0, 1, 2), output=True)
-    batch.add(5, 3, [2, 0])
-    batch.extend([6, 7], 4, 1, output_last=True)
-    assert contents(batch) == [
-        (1, 0, [3], False), (2, 1, [3], False), (4, 2, [0, 1, 2], True), (5, 3, [2, 0], False),
-        (6, 4, [1], False), (7, 5, [1], True),
-    ]  # fmt: skip
-    batch.clear()
-    assert contents(batch) == []
-    batch.add(1, 0)
-    assert contents(batch) == [(1, 0, [0], False)], "nothing is left of the sequences before"
-
-
-def test_shared_tokens_are_seen_by_each_sequence() -> None:
-    model = tiny("llama")
-    # Flash attention skips the cells of other sequences, so that rows are bit-equal.
-    expected = forced_rows(model, TOKENS, flash_attn=True)[0][-1]
-    with tiny_context(model, n_seq_max=3, kv_unified=True, flash_attn=True) as context:
-        batch = Batch(16)
-        for i, token in enumerate(TOKENS[:-1]):
-            batch.add(token, i, (0, 1, 2))
-        context.decode(batch)
-        batch.clear()
-        for seq in (2, 0, 1):
-            batch.add(TOKENS[-1], len(TOKENS) - 1, seq, output=True)
-        context.decode(batch)
-        for i in range(3):
-            np.testing.assert_array_equal(context.logits(i), expected)
-            assert context.memory.positions(i) == (0, len(TOKENS) - 1)
+    assert contents(many) == [(1, 7, 0, True), (2, 8, 0, True)]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
@@ -104,7 +65,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(options: dict[str, Any]
     with pytest.raises(ArgumentError):
         batch.add(**options)
     batch.add(8, 1, output=True)
-    assert contents(batch) == [(7, 0, [0], False), (8, 1, [0], True)]
+    assert contents(batch) == [(7, 0, 0, False), (8, 1, 0, True)]
 
 
 def test_what_the_context_refuses_leaves_it_as_it_was() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec.engine import Batch, Context, Sampler, SamplerParams
-from pyllama_spec.errors import ArgumentError, ClosedError, EngineError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, EngineError
 from tests.models import EOS
 from tests.oracles import GREEDY, prompt_tokens, sampled, tiny, tiny_context
 
@@ -132,18 +132,3 @@ def test_a_failure_keeps_what_was_accepted() -> None:
         with pytest.raises(EngineError, match="no token may follow") as failed:
             strict.sample_chain(decoded_again, 0, [ord("q"), ord("q")])
         assert failed.value.partial_tokens == (ord("q"),)
-
-
-def test_what_is_no_draft() -> None:
-    model = tiny("llama")
-    with tiny_context(model) as context:
-        decoded(context)
-        sampler = Sampler(model, GREEDY)
-        for draft, error in ((5, TypeError), (["a"], TypeError), ([2**31], OverflowError)):
-            with pytest.raises(error):
-                sampler.sample_chain(context, 0, draft)  # type: ignore[arg-type]
-        sampler.close()
-        with pytest.raises(ClosedError):
-            sampler.sample_chain(context, 0, [])
-    with pytest.raises(PyllamaSpecError):
-        Sampler(model, GREEDY).sample_chain(context, 0, [])

@@ -107,44 +107,6 @@ def test_a_recurrent_state_goes_back_as_far_as_its_last_batch(arch: str) -> None
     assert n_twice > 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", RECURRENT)
-@pytest.mark.parametrize("kv_unified", [False, True])
-def test_recurrent_states_of_several_sequences(arch: str, kv_unified: bool) -> None:
-    """A rollback is exact or refused, whatever the other sequences do in between.
-
-    If sequences share a cache, its holes are filled out of order, and sums over the cells round
-    differently. A wrong state is off by tens.
-    """
-    tolerance = 0.1 if kv_unified else 0.0
-    rng = random.Random(arch)
-    n_done = 0
-    options = {"kv_unified": kv_unified, "flash_attn": kv_unified}
-    with tiny_context(tiny(arch), n_rs_seq=5, n_seq_max=4, **options) as context:
-        texts: list[list[int]] = [[], [], [], []]
-        for _ in range(160):
-            chosen = rng.sample(range(4), rng.choice([1, 1, 2, 3, 4]))
-            batch = Batch(64)
-            for seq in chosen:
-                part = prompt_tokens(rng.randrange(1, 9), rng.randrange(10**6))
-                if len(texts[seq]) + len(part) > 50:
-                    context.memory.remove(seq)
-                    texts[seq].clear()
-                batch.extend(part, len(texts[seq]), seq, output_last=True)
-                texts[seq] += part
-            context.decode(batch)
-            seq = rng.randrange(4)
-            n_keep = len(texts[seq]) - rng.randrange(1, 6)
-            if n_keep > 0 and context.memory.rollback(seq, n_keep):
-                del texts[seq][n_keep:]
-                n_done += 1
-            seq = rng.randrange(4)
-            if texts[seq]:
-                check_state(context, texts[seq], seq, tolerance=tolerance)
-                texts[seq].append(99)
-    assert n_done > 10
-
-
 @pytest.mark.parametrize("arch", RECURRENT)
 @pytest.mark.parametrize("others", [(0, 2), (1, 2), (2, 0), (0, 1, 2)])
 def test_a_recurrent_state_that_was_moved(arch: str, others: tuple[int, ...]) -> None:
@@ -172,9 +134,6 @@ def test_parts_of_a_recurrent_state_are_refused(arch: str) -> None:
         for p0, p1 in ((0, 5), (3, 9), (1, 17), (1, -1)):
             with pytest.raises(UnsupportedError, match="cannot remove"):
                 context.memory.remove(0, p0, p1)
-        for p0, p1 in ((0, 5), (3, -1)):
-            with pytest.raises(UnsupportedError, match="copied whole"):
-                context.memory.copy(0, 1, p0, p1)
         for p0, p1 in ((18, -1), (5, 5), (40, 50)):
             context.memory.remove(0, p0, p1)
         check_state(context, TEXT)
@@ -233,19 +192,6 @@ def test_a_copy_of_a_state_that_was_rolled_back(arch: str, first: int) -> None:
             context.decode(batch)
             check_state(context, [*TEXT[:15], 5, 6, 7] if first == 0 else TEXT[:15], 1)
             check_state(context, TEXT[:15] if first == 0 else [*TEXT[:15], 5, 6, 7], 3)
-
-
-def test_a_part_is_copied_only_where_memory_is_shared() -> None:
-    with tiny_context(tiny("llama"), n_seq_max=2, kv_unified=True, flash_attn=True) as context:
-        decode(context, TEXT, 0)
-        context.memory.copy(0, 1, 0, 7)
-        check_state(context, TEXT[:7], 1)
-    with tiny_context(tiny("llama"), n_seq_max=2) as context:
-        decode(context, TEXT, 0)
-        with pytest.raises(UnsupportedError, match="kv_unified"):
-            context.memory.copy(0, 1, 0, 7)
-        check_state(context, TEXT, 0)
-        assert context.memory.positions(1) == (-1, -1)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pyllama_spec.engine import Batch, Context, Model, quantize
-from pyllama_spec.engine.system import all_threads
 from tests.models import model_path
 from tests.tiers import release_except
 
@@ -33,7 +32,7 @@ def test_the_numbers_are_those_of_one_thread(kind: str, flash_attn: bool, tmp_pa
     path = tmp_path / "model.gguf"
     quantize(model_path("llama", n_vocab=512, n_embd=256, n_ff=512), path, kind)
     found: list[list[np.ndarray]] = []
-    with Model(path) as model, all_threads():
+    with Model(path) as model:
         for n_threads in (1, 2):
             with Context(model, n_ctx=640, n_threads=n_threads, flash_attn=flash_attn) as context:
                 rows = []
@@ -49,8 +48,7 @@ def test_the_numbers_are_those_of_one_thread(kind: str, flash_attn: bool, tmp_pa
 def test_workers_sleep_soon_after_a_decode() -> None:
     """Workers spin briefly for the next decode of a text, then sleep."""
     with Model(model_path("llama")) as model, Context(model, n_ctx=64, n_threads=2) as context:
-        with all_threads():
-            _decode(context, 8)
+        _decode(context, 8)
         before = time.process_time()
         time.sleep(0.6)
         assert time.process_time() - before < 0.05

@@ -108,10 +108,6 @@ def test_biases_and_penalties_are_those_of_every_token(
             assert what_is_drawn(one, row, 6) == expected
             assert what_is_drawn(copy, row, 6) == expected, "a copy has the history too"
             copy.close()
-        one.reset()
-        plain.reset()
-        row = rows(2)[0]
-        assert what_is_drawn(one, row, 6) == what_is_drawn(plain, changed(row, [], {}, bias), 6)
 
 
 @pytest.mark.parametrize("k", [1, 2, 40, 129, 156, 157, N_VOCAB + 9])

@@ -157,7 +157,7 @@ def test_ctrl_c_ends_the_answer_only(smollm2_bf16: Path) -> None:
 def test_the_commands(perm: Path, tmp_path: Path) -> None:
     kept = tmp_path / "chat.jsonl"
     lines = [
-        "/help", "/draft off", "hello", "/draft on", "/draft perhaps", "/system Be brief.",
+        "/help", "hello", "/system Be brief.",
         f"/save {kept}", "/nothing", "/reset", "again", f"/save {tmp_path / 'second.jsonl'}",
         f"/save {tmp_path / 'none' / 'x'}", "/quit", "never answered",
     ]  # fmt: skip
@@ -166,11 +166,10 @@ def test_the_commands(perm: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tokens/s") == 2
-    assert "0 of 0 drafted tokens" in done.stderr
-    for words in ("/system TEXT", "/draft on, or /draft off", "There is no /nothing", "cannot be"):
+    for words in ("/system TEXT", "There is no /nothing", "cannot be"):
         assert words in done.stdout
     # Each that changes something says so.
-    for words in ("Drafts are off.", "Drafts are on.", "message is set.", f"{kept}: 3 messages",
+    for words in ("message is set.", f"{kept}: 3 messages",
                   "A new conversation, same system message."):  # fmt: skip
         assert words in done.stdout
     found = json.loads(kept.read_text())["messages"]
@@ -185,19 +184,3 @@ def test_a_message_that_does_not_fit_is_dropped_and_the_chat_goes_on(perm: Path)
     assert done.returncode == 0, done.stderr
     assert "/reset begins anew" in done.stderr
     assert done.stderr.count("tokens/s") == 1
-
-
-def test_a_history_is_kept_where_it_is_asked_for(perm: Path, tmp_path: Path) -> None:
-    history = tmp_path / "history"
-    for begin, typed in (("", "hello"), ("\x1b[A", "")):
-        terminal = Terminal("-m", perm, "-n", 4, "-t", 1, "--history", history)
-        try:
-            terminal.wait_for(_READY)
-            terminal.send(f"{begin}{typed}\r")
-            terminal.wait_for(_READY + _AGAIN)
-            terminal.send("\x04")
-            assert terminal.exit_code() == 0
-        finally:
-            terminal.close()
-    assert history.read_text().split() == ["hello"] or history.read_text().split() == ["hello"] * 2
-    assert history.stat().st_mode & 0o077 == 0

@@ -127,6 +127,19 @@ def test_a_grammar_is_of_the_answer_behind_the_thought(form: str) -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("template", [THINKS, OPENED], ids=["thinks", "opened"])
+def test_a_grammar_is_of_the_answer_without_a_budget_too(template: str) -> None:
+    """The whole answer was a thought where the prompt opens it."""
+    said = [*b"abc", *CLOSE] if template is OPENED else []
+    with opened(chat_template=template) as llm:
+        forced = Forced(len(prompt_of(llm, [USER])), [*said, *b"yes"])
+        response = llm.create_chat_completion(
+            [USER], grammar='root ::= "yes"', reasoning_format="auto", max_tokens=40,
+            temperature=0, logits_processor=forced,
+        )  # fmt: skip
+    assert text_of(response) == ("abc|yes" if said else "|yes")
+
+
 def test_calls_come_behind_a_thought_that_was_ended() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     source = templates()["Qwen-Qwen3-0.6B"]

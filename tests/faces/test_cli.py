@@ -115,7 +115,6 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert [row["n_rows"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["ratio"] == 1.0
     assert all(row["ms"] > 0 for row in rows)
-    assert all(row["lowest"] <= row["ratio"] <= row["highest"] for row in rows)
     assert all(0.0 < row["own_share"] < 1.5 for row in rows)
     plain = cli("doctor")
     assert plain.returncode == 0
@@ -131,7 +130,6 @@ def test_doctor_prices_a_small_model_of_another_vocabulary(tmp_path: Path) -> No
     draft = json.loads(cli("doctor", "-m", target, "-d", small, *quick, "--json").stdout)["draft"]
     assert (draft["shared_tokens"], draft["target_tokens"]) == (320, 640)
     assert draft["weights"] == "Q4_0"
-    assert "below 6 bits" in draft["note"]
     assert draft["step_ms"] > 0
 
 

@@ -11,10 +11,9 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli import doctor
-from pyllama_spec.cli.diagnostics import measure_verify_cost, trained_acceptance
+from pyllama_spec.cli.doctor import measure_verify_cost, trained_acceptance
 from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import EngineError
 from tests.faces.tools import copy_alone
 from tests.models import model_path
 from tests.models.keys import write_keys
@@ -36,8 +35,7 @@ def _busy_after(n_widths: int) -> list[int]:
             model, max_rows=8, repeats=2, n_threads=1, budget_s=BUDGET_S, progress=hold
         )
     assert max(shown) == shown[-1] == 1.0
-    assert all(cost.n_passes >= 1 for cost in costs)
-    assert all(cost.ratio >= cost.lowest >= 1.0 for cost in costs)
+    assert all(cost.ratio >= 1.0 for cost in costs)
     assert [cost.ratio for cost in costs] == sorted(cost.ratio for cost in costs)
     assert [cost.ms for cost in costs] == sorted(cost.ms for cost in costs)
     return [cost.n_rows for cost in costs]
@@ -51,9 +49,10 @@ def test_what_there_was_time_for_is_given(n_widths: int, widths: list[int]) -> N
     assert _busy_after(n_widths) == widths
 
 
-def test_no_time_at_all_is_an_error() -> None:
-    with Model(model_path("llama")) as model, pytest.raises(EngineError):
-        measure_verify_cost(model, n_threads=1, budget_s=1e-6)
+def test_a_row_is_measured_whatever_it_takes() -> None:
+    with Model(model_path("llama")) as model:
+        costs = measure_verify_cost(model, n_threads=1, budget_s=1e-6)
+    assert [cost.n_rows for cost in costs] == [1]
 
 
 @pytest.mark.parametrize(

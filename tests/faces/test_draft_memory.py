@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ import pytest
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import Draft, DraftOptions, DraftRequest, Eagle3
-from pyllama_spec.drafters.model_drafter import add_lookup
-from pyllama_spec.drafters.suffix import upkeep
-from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
-from pyllama_spec.engine import Model
+from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, LookupFirst
+from pyllama_spec.drafters.suffix.store import Store
 from tests.faces.tools import copy_alone, open_tiny, text_of
 from tests.models import model_path
 
@@ -154,7 +150,7 @@ def test_a_store_says_where_a_head_was_wrong(
     store: Path, n_parallel: int, options: dict[str, Any]
 ) -> None:
     head = _Noting(model_path("eagle3"), 4)
-    drafter = add_lookup(head, DraftOptions(memory=store))
+    drafter = LookupFirst(head, store=store)
     with open_tiny(drafter, n_parallel=n_parallel) as llm:
         found = ask(llm, return_token_ids=True, **options)["choices"][0]
     (ids, origins), = remembered(store)  # fmt: skip
@@ -340,41 +336,3 @@ def test_what_the_command_refuses(
     assert memory(*[names.get(word, word) for word in words.split()]) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert Store(store, None, is_read_only=True).texts()
-
-
-def test_generate_with_a_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["generate", "-m", str(model_path("llama")), "-t", "1", "--json", "-n", "40",
-             "--controller", "fixed", "-p", PROMPT]  # fmt: skip
-    results = []
-    for _ in range(2):
-        assert main([*words, "-d", "suffix", "--draft-memory", str(store)]) == 0
-        results.append(json.loads(capsys.readouterr().out))
-    assert results[0]["text"] == results[1]["text"]
-    assert results[1]["speculation"]["accepted"] > results[0]["speculation"]["accepted"] + 15
-    words = [word for word in words if word not in ("--controller", "fixed")]
-    assert main([*words, "--draft-memory", str(store)]) == 1
-    assert "--draft-memory" in capsys.readouterr().err
-
-
-# ---- a real model
-
-
-def test_shown_texts_say_which_continue_another(
-    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A turn of a conversation and a later part of a file begin in the middle."""
-    draw = random.Random(1)
-    sizes = (200, 50, upkeep.PART_TOKENS)
-    ids, other, part = (draw.choices(range(3, 200), k=n) for n in sizes)
-    with Model(model_path("llama"), vocab_only=True) as model:
-        opened = Store(store, vocabulary_digest(model.vocab))
-        opened.write_all([ids, ids + ids[::-1], ids[:24] + other, part, [9, 8, 7, 6] * 2])
-        opened.close()
-    words = ("show", store, "--texts", 5, "-m", model_path("llama"))
-    assert memory(*words, "--json") == 0
-    newest = json.loads(capsys.readouterr().out)["newest"]
-    assert [one["continues"] for one in newest] == [True, False, False, True, False]
-    assert memory(*words) == 0
-    shown = capsys.readouterr().out
-    assert shown.count(" used  ... ") == 2
-    assert "a text after ... continues one that the store holds already" in shown

@@ -97,7 +97,7 @@ def test_doctor_measures_it_and_a_wrapper_of_a_file(
     ("draft", "named"),
     [
         ("no_such_module_here:make", "no_such_module_here"), ("{}:other", "other"),
-        ("{}:number", "number"), ("{}:fails", "fails()"), ("{}:refuses", "refuses()"),
+        ("{}:number", "number"), ("{}:fails", "IndexError"), ("{}:refuses", "ArgumentError"),
         ("half:make", "half"), ("needs:make", "nobody"),
     ],
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Every key of every architecture with every value that it should not have.
 
-    python -m tests.fuzz.by_key keys|tensors|swap [--only ARCH ...] [--share N] > report
+    python -m tests.fuzz.by_key [--only ARCH ...] [--share N] > report
 
 Prints a line for each case with a forbidden end, and the counts of the others.
 """
@@ -91,32 +91,11 @@ def cases(archs: list[str], folder: Path) -> Iterator[tuple[str, GgufFile]]:
                 yield f"{name} {label}", with_value(file, name, value)
 
 
-def without_tensors(archs: list[str], folder: Path) -> Iterator[tuple[str, GgufFile]]:
-    """Each file without each of its tensors, as all layers have them and as one has."""
-    for arch in archs:
-        file = base_file(arch, folder)
-        for name in file.tensors:
-            left = {n: s for n, s in file.tensors.items() if n != name}
-            yield f"{arch} without {name}", GgufFile(dict(file.keys), left)
-
-
-def swapped(archs: list[str], folder: Path) -> Iterator[tuple[str, GgufFile]]:
-    """Each architecture's file under each other's name."""
-    for arch in archs:
-        file = base_file(arch, folder)
-        for other in sorted(keys_of()):
-            if other != arch:
-                yield f"{arch} as {other}", under_name(file, other)
-
-
-KINDS = {"keys": cases, "tensors": without_tensors, "swap": swapped}
-
-
-def sweep(kind: str, archs: list[str], share: float, folder: Path) -> Counter[str]:
+def sweep(archs: list[str], share: float, folder: Path) -> Counter[str]:
     """Runs the cases; prints those that ended as none may."""
     counts: Counter[str] = Counter()
-    draw = random.Random(f"{kind} {share}")
-    for name, file in KINDS[kind](archs, folder):
+    draw = random.Random(share)
+    for name, file in cases(archs, folder):
         if draw.random() > share:
             continue
         path = file.write(folder / "case.gguf")
@@ -130,13 +109,12 @@ def sweep(kind: str, archs: list[str], share: float, folder: Path) -> Counter[st
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--share", type=float, default=1.0)
     options = parser.parse_args()
     archs = options.only or sorted(keys_of())
     with tempfile.TemporaryDirectory(prefix="pyllama-spec-fuzz-") as name:
-        counts = sweep(options.kind, archs, options.share, Path(name))
+        counts = sweep(archs, options.share, Path(name))
     print(dict(counts), file=sys.stderr)
 
 

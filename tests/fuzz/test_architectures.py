@@ -80,7 +80,7 @@ def test_heads_that_the_engine_would_write_behind(arch: str, size: int, tmp_path
 
 @pytest.mark.parametrize("arch", _SAMPLE)
 def test_a_sample_of_all_keys(arch: str, tmp_path: Path) -> None:
-    counts = sweep("keys", [arch], 0.03, tmp_path)
+    counts = sweep([arch], 0.03, tmp_path)
     assert counts and not set(counts) - {k for k in counts if runner.Ending(k, "").is_allowed}
 
 

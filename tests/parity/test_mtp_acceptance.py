@@ -80,7 +80,7 @@ def test_each_of_several_heads_is_right_at_its_own_place(arch: str) -> None:
         memory = drafter.memory_or_fail()
         assert isinstance(memory, HeadsMemory)
         if is_first_alone:
-            for head in memory._heads:
+            for head in (memory, *memory.later):
                 head._batch.head = 0
         run = generate(loop, SequenceState(), perm_prompt(20), 41)
         if not is_first_alone:

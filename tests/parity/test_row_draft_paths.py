@@ -64,14 +64,6 @@ def test_ubatches(name: str, variant: str, n_ubatch: int) -> None:
         ROW_DRAFTS[name].check_says_the_same(loop, seq)
 
 
-@each_kind
-@pytest.mark.parametrize("n_batch", [1, 5, 13])
-def test_a_prompt_in_parts(name: str, n_batch: int) -> None:
-    loop, seq = opened(name, n_batch=n_batch, n_ubatch=n_batch)
-    generate(loop, seq, prompt_tokens(50), 9, PARAMS)
-    ROW_DRAFTS[name].check_says_the_same(loop, seq)
-
-
 @each_variant
 def test_rounds_with_rejections(name: str, variant: str) -> None:
     loop, seq = opened(name, variant)
@@ -116,14 +108,6 @@ def test_a_window(name: str, window: int) -> None:
     # The window's cells are reused, so that sums over them have another order.
     assert got.ids == expected.ids
     assert got.probabilities == pytest.approx(expected.probabilities, rel=1e-3)
-
-
-@each_kind
-def test_the_same_prompt_again(name: str) -> None:
-    loop, seq = opened(name)
-    for _ in range(3):
-        generate(loop, seq, prompt_tokens(45), 20, PARAMS)
-        ROW_DRAFTS[name].check_says_the_same(loop, seq)
 
 
 @each_variant

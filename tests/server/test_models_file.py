@@ -79,22 +79,10 @@ def test_a_whole_file(tmp_path: Path) -> None:
 
 def test_paths_from_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
-    (found,) = read_models(written(tmp_path, """
-        [models.a]
-        model_path = "~/a.gguf"
-        draft = "~/models/d.gguf"
-        draft_memory = "~/texts"
-        lora_path = "~/l.gguf"
-        [models.a.adapters]
-        clerk = {path = "~/c.gguf"}
-    """)).specs  # fmt: skip
-    home = Path("/home/ann")
-    assert {key: found.keywords[key] for key in ("model_path", "draft", "draft_memory",
-                                                 "lora_path")} == {
-        "model_path": str(home / "a.gguf"), "draft": str(home / "models/d.gguf"),
-        "draft_memory": str(home / "texts"), "lora_path": str(home / "l.gguf"),
-    }  # fmt: skip
-    assert found.adapters["clerk"][0] == home / "c.gguf"
+    text = '[models.a]\nmodel_path = "~/a.gguf"\nlora_path = "~/l.gguf"\n'
+    (found,) = read_models(written(tmp_path, text)).specs
+    files = [Path(found.keywords[key]) for key in ("model_path", "lora_path")]
+    assert files == [Path("/home/ann/a.gguf"), Path("/home/ann/l.gguf")]
     with pytest.raises(ArgumentError, match=r"models\.a: '~nobody-here/a.gguf': the home folder"):
         read_models(written(tmp_path, '[models.a]\nmodel_path = "~nobody-here/a.gguf"\n'))
 
@@ -105,8 +93,7 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
 @pytest.mark.parametrize("text", [
     "", "models = 1", "[models.a", '[models.a]\nn_ctx = 1', A + "n_ctc = 4", A + "n_ctx = 'many'",
     A + "keep_alive_s = -1", A + "aliases = 'b'", A + "lora_path = 7", A + "draft_memory = 7",
-    A + 'aliases = ["b\\n2026 POST id=1"]',
-    A + 'adapters = {"b\\u001b[31m" = {path = "x"}}', A + "aliases = ['a']",
+    A + "aliases = ['a']",
     A + "adapters = {b = {scale = 1}}", A + "requests = {temperatur = 1}",
     A + "requests = {temperature = 'hot'}", A + "requests = {reasoning_effort = 7}",
     A + "requests = {reasoning_format = 'x'}", A + "requests = {chat_template_kwargs = [1]}",
@@ -116,11 +103,6 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
 def test_what_a_file_cannot_say(text: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"models\.toml: "):
         read_models(written(tmp_path, text))
-
-
-def test_values_that_are_nested_too_deeply(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"models\.toml: "):
-        read_models(written(tmp_path, A + "n_ctx = " + "[" * 60_000))
 
 
 def test_a_template_that_cannot_be_compiled(tmp_path: Path) -> None:
@@ -136,6 +118,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     broken.write_bytes(b"\xff")
     with pytest.raises(ArgumentError, match="not UTF-8"):
         read_models(broken)
+    with pytest.raises(ArgumentError, match=r"models\.toml: "):
+        read_models(written(tmp_path, A + "n_ctx = " + "[" * 60_000))
 
 
 def test_a_list_in_a_program() -> None:

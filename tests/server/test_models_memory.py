@@ -110,17 +110,14 @@ def test_what_is_opened_with_the_first_embedding_counts_from_then_on() -> None:
 
 
 def test_what_a_model_will_take_is_known_before(tmp_path: Path) -> None:
-    """For several kinds, and for each keyword that may be missing, None, or a number for a name."""
-    path = model_path("llama", n_head=2)  # whose heads are blocks of q8_0
+    """For several kinds, and for keywords that may be missing or None."""
     said: list[dict[str, Any]] = [
-        {}, {"n_ctx": None}, {"n_ctx": 0}, {"n_ctx": 300, "n_parallel": 2},
-        {"type_k": 0, "type_v": 0}, {"type_k": 8, "type_v": 8, "flash_attn": True},
-        {"prefix_cache_bytes": None}, {"prefix_cache_bytes": 7}, {"draft": None},
-        *({"model_path": model_path(kind), "n_ctx": 256, "n_parallel": 3, "type_k": "f32"}
+        {"n_ctx": None}, {"n_ctx": 0}, {"n_ctx": 512, "n_parallel": 2}, {"prefix_cache_bytes": 7},
+        *({"model_path": model_path(kind), "n_ctx": 256, "n_parallel": 3}
           for kind in ("qwen3", "gemma3", "starcoder2")),
     ]  # fmt: skip
     for more in said:
-        given = {"model_path": path, **more}
+        given = {"model_path": model_path("llama"), **more}
         with Llama(n_threads=1, **given) as llm:
             past, store = llm.context.memory_bytes, llm._opened_with.store_bytes()
         least = given["model_path"].stat().st_size + store
@@ -128,7 +125,7 @@ def test_what_a_model_will_take_is_known_before(tmp_path: Path) -> None:
         assert store == 7 or store > 7 << 20
     none = {"model_path": str(tmp_path / "none"), "draft": "none", "prefix_cache_bytes": 0}
     assert expected_bytes(none) == (0, 0)
-    for wrong in ({"n_parallel": "x"}, {"n_ctx": -1}, {"type_k": 99}, {"prefix_cache_bytes": "x"}):
+    for wrong in ({"n_parallel": "x"}, {"n_ctx": -1}, {"prefix_cache_bytes": "x"}):
         known = {"model_path": str(model_path("llama")), "prefix_cache_bytes": 0, **wrong}
         assert expected_bytes(known) == (model_path("llama").stat().st_size, 0)
 

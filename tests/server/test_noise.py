@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -215,18 +214,3 @@ def test_a_body_that_is_too_large(is_told: bool, caplog: pytest.LogCaptureFixtur
         messages = [{"role": "user", "content": "a"}] * 4
         status, told = client.post("/v1/chat/completions", {"messages": messages})
         assert (status, told["error"]["param"]) == (400, "messages")
-
-
-def test_bytes_that_are_no_http() -> None:
-    rng = random.Random(5)
-    whole = b'POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n{"prompt": "a"}'
-    with served(open_tiny()) as client:
-        for _ in range(150):
-            raw = bytearray(whole)
-            for _ in range(rng.randrange(1, 6)):
-                raw[rng.randrange(len(raw))] = rng.randrange(256)
-            answer = raw_exchange(client, bytes(raw[: rng.randrange(len(raw) + 1)]))
-            for status in re.findall(rb"HTTP/1\.1 (\d+)", answer):
-                assert status[:1] in b"24" and b"Traceback" not in answer, raw
-        until(lambda: is_idle(client))
-        assert client.get("/health")[0] == 200

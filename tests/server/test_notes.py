@@ -15,11 +15,8 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type
 OTHERS = {"name": "look_up", "input_schema": {"type": "object"}}
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 SAID = "the chat template knows no tools"
-# One that has a word for them and leaves them out, and one that shows them.
+# One that has a word for them and leaves them out.
 DEAF = "{# tools #}" + CHATML_TEMPLATE
-KNOWS = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}" + (
-    CHATML_TEMPLATE
-)
 
 
 @pytest.mark.filterwarnings("ignore:the chat template knows no tools")
@@ -38,20 +35,3 @@ def test_the_answer_has_a_note(caplog: pytest.LogCaptureFixture) -> None:
             assert answer["note"].startswith(SAID)
         assert not behind["choices"]
     assert [record.message for record in caplog.records].count(whole["note"]) == 1
-
-
-@pytest.mark.parametrize("template", [None, DEAF], ids=["own", "deaf"])
-@pytest.mark.filterwarnings("ignore:the chat template knows no tools")
-def test_in_python_too(template: str | None) -> None:
-    with open_tiny(chat_template=template) as llm:
-        given: Any = {**ASKED, "tools": [TOOL]}
-        assert llm.create_chat_completion(**given)["note"].startswith(SAID)
-        *_, last = llm.create_chat_completion(**given, stream=True)
-        assert last["note"].startswith(SAID)
-        steps = llm.generate_chat_steps(ASKED["messages"], tools=[TOOL], max_tokens=2)
-        assert steps.read_all().note.startswith(SAID)
-        assert "note" not in llm.create_chat_completion(**ASKED)
-        # The model is not to be told.
-        assert "note" not in llm.create_chat_completion(**given, tool_choice="none")
-    with open_tiny(chat_template=KNOWS) as llm:
-        assert "note" not in llm.create_chat_completion(**given)

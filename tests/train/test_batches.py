@@ -54,6 +54,7 @@ def test_an_epoch_has_every_sequence_once_and_an_order_of_its_own() -> None:
         assert all(sum(LENGTHS[i] for i in batch) <= 256 for batch in batches)
     assert first == plan(LENGTHS, 256, 1, 0)
     assert first not in (second, plan(LENGTHS, 256, 2, 0))
+    assert [1] in plan([10, 500, 10], 64, 1, 0), "a longer one has a batch of its own"
 
 
 @pytest.mark.parametrize("n_epochs", [0.3, 1.0, 2.3])
@@ -107,12 +108,6 @@ def test_chains_that_would_be_copied_are_thinned_out() -> None:
     # A batch of nothing but a loop is learned from as it is.
     texts.lookup_hits[:] = True
     assert with_fewer_lookups(texts, 0.0, generator).starts.tolist() == starts.tolist()
-
-
-def test_a_sequence_longer_than_a_batch_has_one_of_its_own() -> None:
-    batches = plan([10, 500, 10], 64, 1, 0)
-    assert [1] in batches
-    assert sorted(chain(*batches)) == [0, 1, 2]
 
 
 def test_a_sample_is_the_first_layer_and_the_size_of_all(

@@ -30,7 +30,7 @@ from tests.train.test_head import N_DRAFT, N_EMBD, N_VOCAB
 
 MASK = 301
 SHAPE = DFlashShape(
-    n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD, n_embd_target=N_EMBD,
+    n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD,
     target_layers=(1, 2, 3), n_head=4, n_head_kv=2, n_ff=96, rope_base=10000.0, rms_eps=1e-5,
     n_layer=2, block_size=5, mask_token=MASK, markov_rank=0,
 )  # fmt: skip

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from pyllama_spec.train.corpus.selection import Sample
 from pyllama_spec.train.kinds.dflash import (
     DFlashHead,
     initialise,
@@ -23,7 +24,7 @@ from tests.train.test_head import N_VOCAB
 
 WIDTH = 256
 SHAPE = replace(
-    MARKOV, n_embd=WIDTH, n_embd_target=WIDTH, n_draft_vocab=N_VOCAB, n_head_kv=4,
+    MARKOV, n_embd=WIDTH, n_draft_vocab=N_VOCAB, n_head_kv=4,
     target_layers=(1, 2),
 )  # fmt: skip
 Rows = npt.NDArray[np.float32]
@@ -60,8 +61,8 @@ def begin(head: DFlashHead, *, tells: bool = True) -> float:
     first, last = rows_of(head, tokens)
     if not tells:
         first = rng.standard_normal(first.shape).astype(np.float32)
-    rms, counts = np.ones(2 * WIDTH, np.float32), np.ones(N_VOCAB, np.int64)
-    return set_induction_heads(head, first, tokens, last, counts, rms, 1)
+    seen = Sample(first, tokens, last, np.ones(2, np.float32), np.ones(2 * WIDTH, np.float32))
+    return set_induction_heads(head, seen, np.ones(N_VOCAB, np.int64), 1)
 
 
 def test_an_untrained_draft_repeats_what_it_sees_again(head: DFlashHead) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from pyllama_spec.engine import Model
 from pyllama_spec.train.corpus.features import LiveFeatures
+from pyllama_spec.train.corpus.selection import Sample
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.kinds.eagle3 import Eagle3Head, initialise, set_induction_heads
 from pyllama_spec.train.run.chains import run_chains
@@ -22,7 +23,7 @@ from tests.train.test_head import N_VOCAB, SHAPE
 
 LAYERS, WIDTH = (0, 2, 3), 256
 BASE = replace(
-    SHAPE, target_layers=LAYERS, n_embd=WIDTH, n_embd_target=WIDTH, n_head_kv=4,
+    SHAPE, target_layers=LAYERS, n_embd=WIDTH, n_head_kv=4,
     n_draft_vocab=N_VOCAB,
 )  # fmt: skip
 SHAPES = {"eagle-3.1": BASE, "plain": replace(BASE, is_plain=True)}
@@ -75,14 +76,18 @@ def right_after_a_repetition(head: Eagle3Head) -> float:
     return float(count_accepted(head, run_chains(head, texts, 1), texts).float().mean())
 
 
+def begin(head: Eagle3Head, rows: Rows, tokens: npt.NDArray[np.int64]) -> float:
+    one = np.ones(len(LAYERS) * WIDTH, np.float32)
+    seen = Sample(rows, tokens, rows, one[: len(LAYERS)], one)
+    return set_induction_heads(head, seen, np.ones(N_VOCAB, np.int64), 1)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_an_untrained_head_repeats_what_it_sees_again(name: str) -> None:
     head = untrained(name)
     before = right_after_a_repetition(head)
     tokens, rows = texts_and_rows(40, 64)
-    first = np.concatenate(rows)[:, :WIDTH]
-    counts = np.ones(N_VOCAB, np.int64)
-    told = set_induction_heads(head, first, np.concatenate(tokens), counts, 1)
+    told = begin(head, np.concatenate(rows)[:, :WIDTH], np.concatenate(tokens))
     assert told > 0.5
     assert before < 0.15
     assert right_after_a_repetition(head) > 0.6
@@ -100,5 +105,5 @@ def test_nothing_changes_where_it_cannot(n_head_kv: int) -> None:
     else:
         texts, parts = texts_and_rows(4, 64)
         rows, tokens = np.concatenate(parts)[:, :WIDTH], np.concatenate(texts)
-    assert set_induction_heads(head, rows, tokens, np.ones(N_VOCAB, np.int64), 1) < 0.5
+    assert begin(head, rows, tokens) < 0.5
     assert all(np.array_equal(before[name], value) for name, value in head.tensors().items())

@@ -17,7 +17,7 @@ from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train.kinds.eagle3 import Eagle3Head, HeadShape, initialise
 from pyllama_spec.train.run.chains import Pairs, run_chains
 from pyllama_spec.train.run.export import export_head
-from pyllama_spec.train.run.objective import SoftCrossEntropy, Targets, decayed, draft_losses
+from pyllama_spec.train.run.objective import SoftCrossEntropy, decayed, draft_losses
 from pyllama_spec.train.run.target_weights import read_weights
 from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
@@ -27,7 +27,7 @@ from tests.train.chains import logits_of_steps, random_texts
 Floats = npt.NDArray[np.float32]
 N_VOCAB, N_EMBD, N_DRAFT = 320, 64, 96
 SHAPE = HeadShape(
-    n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD, n_embd_target=N_EMBD,
+    n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD,
     target_layers=(1, 2, 3), n_head=4, n_head_kv=2, n_ff=96, is_plain=False, rope_base=10000.0,
     rms_eps=1e-5,
 )  # fmt: skip
@@ -161,8 +161,8 @@ def test_the_loss_has_the_value_and_the_gradient_of_its_formula(rank: int) -> No
     ids[:, 3] = 0  # one that cannot be drafted; it may be twice there
     label, scale = torch.randint(n_vocab, (n,), generator=generator), random(n)
     inputs = [x.requires_grad_() for x in (y, output, low, bias) if x is not None]
-    targets = Targets(ids, p, label)
-    by_row, best, log_q = SoftCrossEntropy.apply(y, output, low, bias, targets, torch.float64)
+    targets = (ids, p, label, torch.float64)
+    by_row, best, log_q = SoftCrossEntropy.apply(y, output, low, bias, *targets)
     gradients = torch.autograd.grad((scale * by_row).sum(), inputs)
     logits = y @ output.T
     if low is not None and bias is not None:
@@ -177,7 +177,7 @@ def test_the_loss_has_the_value_and_the_gradient_of_its_formula(rank: int) -> No
     for a, b in zip(gradients, by_formula, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
     # A matrix that stays as it is costs no gradient.
-    by_row, _, _ = SoftCrossEntropy.apply(y, output.detach(), low, bias, targets, torch.float64)
+    by_row, _, _ = SoftCrossEntropy.apply(y, output.detach(), low, bias, *targets)
     torch.testing.assert_close(torch.autograd.grad((scale * by_row).sum(), y)[0], gradients[0])
 
 

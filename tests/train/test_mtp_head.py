@@ -17,7 +17,6 @@ from pyllama_spec.train import (
     CorpusConfig,
     MtpFitConfig,
     MtpTrainConfig,
-    train_dflash,
     train_eagle3,
     train_mtp,
 )
@@ -33,7 +32,7 @@ from tests.models.config import TinyConfig
 from tests.models.sketch import Sketch
 from tests.parity.mtp_reference import load
 from tests.train.chains import logits_of_steps, random_texts
-from tests.train.tools import Interrupting, quick_block_config, quick_config
+from tests.train.tools import Interrupting, quick_config
 
 # On a busy machine several threads wait for each other longer than such products take.
 torch.set_num_threads(1)
@@ -229,23 +228,15 @@ def test_a_text_that_is_longer_than_the_heads_window(tmp_path: Path) -> None:
 # ---- what other kinds say of it
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_other_kinds_say_that_there_is_a_head(tmp_path: Path, kind: str) -> None:
+def test_other_kinds_say_that_there_is_a_head(tmp_path: Path) -> None:
     """The note about the head comes before the check of the layers."""
-
-    def train(target: Path, reporter: Interrupting) -> object:
-        if kind == "eagle3":
-            config = quick_config(tmp_path, target=target, target_layers=(99,))
-            return train_eagle3(config, reporter)
-        block = quick_block_config(tmp_path, target=target, target_layers=(99,))
-        return train_dflash(block, reporter)
-
-    for target, is_told in ((model_path("qwen35", n_heads=1), True), (model_path("qwen35"), False)):
+    for options, n_notes in (({"n_heads": 1}, 1), ({}, 0)):
         reporter = Interrupting("", 0, lambda: None)
+        target = model_path("qwen35", **options)
         with pytest.raises(ArgumentError, match="layer 99"):
-            train(target, reporter)
+            train_eagle3(quick_config(tmp_path, target=target, target_layers=(99,)), reporter)
         assert [line for line in reporter.lines if 'draft="mtp"' in line] == reporter.lines
-        assert len(reporter.lines) == is_told
+        assert len(reporter.lines) == n_notes
 
 
 @pytest.mark.parametrize(

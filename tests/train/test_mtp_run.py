@@ -165,10 +165,9 @@ def test_a_file_that_was_made_for_another_model(
 
 
 @pytest.mark.parametrize("begins_with", ["target", "init"])
-@pytest.mark.parametrize("value", [np.nan])
 @pytest.mark.parametrize("name", ["nextn.eh_proj", "ffn_gate_inp"])
 def test_damaged_weights_are_refused_before_any_text(
-    tmp_path: Path, name: str, value: float, begins_with: str
+    tmp_path: Path, name: str, begins_with: str
 ) -> None:
     """The check covers the fixed weights too."""
     target = model_path("perm_mtp", arch="qwen35moe")
@@ -181,7 +180,7 @@ def test_damaged_weights_are_refused_before_any_text(
         config = quick_mtp_config(tmp_path, target=target, init=damaged)
     tensors = gguf.GGUFReader(damaged, "r+").tensors
     tensor = next(t for t in tensors if t.name == f"blk.2.{name}.weight")
-    tensor.data.reshape(-1)[-1] = value
+    tensor.data.reshape(-1)[-1] = np.nan
     del tensor, tensors
     with pytest.raises(TrainError, match=rf"damaged\.gguf is damaged: blk\.2\.{name}\.weight has"):
         train_mtp(config)

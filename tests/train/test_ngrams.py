@@ -102,22 +102,3 @@ def test_the_most_frequent_contexts_stay() -> None:
     dropped = set(every.keys.tolist()) - set(few.keys.tolist())
     assert max(n[key] for key in dropped) <= least
     assert len(count_ngrams(sequences, 0).keys) == 0
-
-
-def test_prompts_are_contexts_and_not_counted() -> None:
-    tokens = np.array([1, 2, 3, 4, 5], np.uint32)
-    mask = np.array([0, 0, 0, 1, 1], np.bool_)
-    ngrams = count_ngrams([TextSequence(0, tokens, mask, True)] * 30, 10**9)
-    table = NgramTable(ngrams.keys, ngrams.ids, ngrams.p, 10)
-    assert table.find((1, 2)) is None
-    assert [table.find(c) and table.find(c)[0] for c in ((3,), (2, 3), (4,))] == [4, 4, 5]  # type: ignore[index]
-
-
-def test_texts_do_not_run_into_each_other() -> None:
-    one = TextSequence(0, np.array([7, 8], np.uint32), np.ones(2, np.bool_), True)
-    two = TextSequence(1, np.array([5, 6], np.uint32), np.ones(2, np.bool_), True)
-    ngrams = count_ngrams([one, two] * 20, 10**9)
-    table = NgramTable(ngrams.keys, ngrams.ids, ngrams.p, 10)
-    assert table.find((8,)) is None
-    assert table.find((6,)) is None
-    assert table.find((5,)) is not None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -20,10 +19,11 @@ from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
-from pyllama_spec.train.run.objective import AcceptanceMeter
+from pyllama_spec.train.run.objective import acceptance_of, accepted_in_rounds
 from pyllama_spec.train.run.pipeline import TrainReport
 from pyllama_spec.train.run.target_weights import read_weights
 from tests.models import model_path, perm_next
+from tests.parity.numpy_model import TensorFile
 from tests.train.tools import Interrupting, perm, quick_config
 
 
@@ -75,22 +75,21 @@ def test_the_file_says_where_it_comes_from(trained: tuple[TrainReport, Path]) ->
 
 
 def test_acceptance_says_how_sure_it_is() -> None:
-    """Acceptance comes with its error: a mean of 26 rounds is not one of thousands."""
-    meter = AcceptanceMeter(3)
     accepted = [0, 1, 3, 2, 0, 3, 3, 1, 0, 2]
-    starts = [100 * i for i in range(10)]
-    meter.add(starts, accepted)
-    acceptance = meter.result()
-    assert acceptance.n_rounds == 10
+    assert accepted_in_rounds([100 * i for i in range(10)], accepted) == accepted
+    # A round starts after the one before; a gap is the beginning of another text.
+    assert accepted_in_rounds([3, 4, 5, 6, 9, 10], [1, 3, 0, 2, 1, 1]) == [1, 0, 2, 1]
+    acceptance = acceptance_of([3, 2, 2, 3])
+    assert acceptance.by_depth == [0.7, 0.5, 0.3]
     assert acceptance.tokens_per_round == pytest.approx(1 + np.mean(accepted))
     assert acceptance.margin == pytest.approx(1.96 * np.std(accepted) / 10**0.5)
     assert str(acceptance) == f"2.50 +- {acceptance.margin:.2f} tokens per round (10 rounds)"
-    assert str(AcceptanceMeter(3).result()) == "not measured: there is no held-out text"
+    assert str(acceptance_of([0, 0])) == "not measured: there is no held-out text"
 
 
 def course(folder: Path) -> list[dict[str, Any]]:
     """The measurements of the run in a folder."""
-    text = (folder / "draft.gguf.train" / "curves.json").read_text(encoding="utf-8")
+    text = (folder / "draft.gguf.train" / "eagle3" / "curves.json").read_text(encoding="utf-8")
     measurements: list[dict[str, Any]] = json.loads(text)
     return measurements
 
@@ -101,8 +100,9 @@ def test_the_course_is_written(trained: tuple[TrainReport, Path]) -> None:
     assert last == pytest.approx(report.trained.tokens_per_round, abs=0.5)
 
 
-def _signal() -> None:
-    signal.raise_signal(signal.SIGINT)
+def interrupted(stage: str, n: int) -> Interrupting:
+    """A reporter with a Ctrl-C at the n-th report of a stage."""
+    return Interrupting(stage, n, lambda: signal.raise_signal(signal.SIGINT))
 
 
 @pytest.fixture
@@ -114,15 +114,13 @@ def ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize(
-    ("stage", "n", "act"), [("writing text", 90, _signal), ("training", 9, _signal)]
-)
+@pytest.mark.parametrize(("stage", "n"), [("writing text", 90), ("training", 9)])
 def test_an_interrupted_run_gives_the_same_file(
-    stage: str, n: int, act: Callable[[], None], tmp_path: Path, trained: tuple[TrainReport, Path]
+    stage: str, n: int, tmp_path: Path, trained: tuple[TrainReport, Path]
 ) -> None:
     config = quick_config(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        train_eagle3(config, Interrupting(stage, n, act))
+        train_eagle3(config, interrupted(stage, n))
     assert not config.out.exists()
     report = train_eagle3(config)
     assert report.path.read_bytes() == trained[0].path.read_bytes()
@@ -162,10 +160,7 @@ def test_work_of_other_settings_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=reason):
         train_eagle3(quick_config(half_done, **changes))
-
-
-def test_a_damaged_checkpoint_is_an_error_and_not_a_crash(half_done: Path) -> None:
-    path = half_done / "draft.gguf.train" / "checkpoints" / "last.pt"
+    path = half_done / "draft.gguf.train" / "eagle3" / "checkpoints" / "last.pt"
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(CheckpointError, match=r"last\.pt is damaged .*--restart"):
         train_eagle3(quick_config(half_done))
@@ -175,7 +170,7 @@ def test_a_loss_that_is_no_number_ends_training_and_keeps_the_checkpoint(tmp_pat
     config = quick_config(tmp_path, lr=1e30, clip=1e30, warmup=0.0)
     with pytest.raises(DivergedError, match=r"diverged.*--restart and a smaller --lr"):
         train_eagle3(config)
-    kept = torch.load(config.work_dir / "checkpoints" / "last.pt", weights_only=True)
+    kept = torch.load(config.work_dir / "eagle3" / "checkpoints" / "last.pt", weights_only=True)
     weights = kept["state"]["head"].values()
     assert all(bool(torch.isfinite(weight).all()) for weight in weights)
     assert not config.out.exists()
@@ -202,12 +197,6 @@ def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> N
     assert report.trained.tokens_per_round > 1.3 > report.untrained.tokens_per_round
 
 
-def output_rows(folder: Path) -> npt.NDArray[np.float32]:
-    kept = torch.load(folder / "draft.gguf.train" / "checkpoints" / "last.pt", weights_only=True)
-    rows: npt.NDArray[np.float32] = kept["state"]["head"]["weights.output/weight"].numpy()
-    return rows
-
-
 def test_the_output_matrix_is_trained_where_asked(
     tmp_path: Path, trained: tuple[TrainReport, Path]
 ) -> None:
@@ -217,15 +206,14 @@ def test_the_output_matrix_is_trained_where_asked(
     target = weights.output * weights.output_norm
     target -= target.mean(0)
 
-    def cosines(folder: Path) -> npt.NDArray[np.float32]:
-        rows = output_rows(folder)
+    def least_cosine(draft: Path) -> float:
+        rows = TensorFile(draft).tensors["output.weight"]
         norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(target, axis=1)
-        cosine: npt.NDArray[np.float32] = (rows * target).sum(1) / np.maximum(norms, 1e-9)
-        return cosine
+        return float(((rows * target).sum(1) / np.maximum(norms, 1e-9)).min())
 
-    train_eagle3(quick_config(tmp_path, train_output=True))
-    assert cosines(trained[1]).min() > 0.9999
-    assert cosines(tmp_path).min() < 0.999
+    asked = train_eagle3(quick_config(tmp_path, train_output=True))
+    assert least_cosine(trained[0].path) > 0.9999
+    assert least_cosine(asked.path) < 0.999
 
 
 @pytest.mark.release
@@ -300,10 +288,10 @@ def test_missing_features_are_read_again(tmp_path: Path) -> None:
         epochs=3, target_layers=(1, 2, 3), temperature=1.0, greedy_share=0.5,
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
-        train_eagle3(config, Interrupting("training", 1, _signal))
+        train_eagle3(config, interrupted("training", 1))
     shutil.rmtree(config.work_dir / "features")
     with pytest.raises(KeyboardInterrupt):
-        train_eagle3(config, Interrupting("reading features", 3, _signal))
+        train_eagle3(config, interrupted("reading features", 3))
     report = train_eagle3(config)
     assert report.trained.n_rounds > 10
     assert "text" not in report.seconds, "of an earlier run"

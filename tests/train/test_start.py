@@ -6,9 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -19,16 +17,12 @@ from pyllama_spec.engine import Model
 from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import (
-    DFlashTrainConfig,
     Eagle3TrainConfig,
     HeadConfig,
-    MtpTrainConfig,
     TrainError,
     UseConfig,
-    train_dflash,
     train_eagle3,
     train_from_use,
-    train_mtp,
 )
 from pyllama_spec.train.kinds.eagle3 import Eagle3Kind
 from pyllama_spec.train.run.init_draft import InitDraft
@@ -61,26 +55,22 @@ def test_training_continues_with_the_weights_of_a_draft(first: TrainReport, tmp_
     ends = first.untrained.tokens_per_round, first.trained.tokens_per_round
     assert report.untrained.tokens_per_round > sum(ends) / 2
     assert report.trained.tokens_per_round > report.untrained.tokens_per_round
-    # It takes a tenth of a step: what stands there is what was given.
-    near = _again(tmp_path / "near", first, epochs=0.1, lr=1e-9)
-    with Model(perm()) as target:
-        start, end = (_read(r.path, target) for r in (first, near))
-    assert start.shape == end.shape
-    assert np.array_equal(start.d2t, end.d2t)
-    for name, values in start.tensors.items():
-        assert np.allclose(values, end.tensors[name], atol=1e-6), name
-
-
-def test_the_file_says_what_it_began_with(first: TrainReport, tmp_path: Path) -> None:
-    report = _again(tmp_path, first)
     keys = read_keys(report.path, lambda name: name.startswith("pyllama_spec.train."))
     values = {name.removeprefix("pyllama_spec.train."): key.value for name, key in keys.items()}
     assert "--init draft.gguf" in values["command"].decode()
-    assert values["tokens_before"] == first.n_tokens_seen
     assert values["corpus_tokens_before"] == first.n_answer_tokens
+    # It takes a tenth of a step: what stands there is what was given.
+    near = _again(tmp_path / "near", first, epochs=0.1, lr=1e-9)
     with Model(perm()) as target:
-        assert values["init_sha256"].decode() == _read(first.path, target).sha256
-        assert _read(report.path, target).n_tokens == (first.n_tokens_seen + report.n_tokens_seen)
+        start, end, more = (_read(r.path, target) for r in (first, near, report))
+    assert values["init_sha256"].decode() == start.sha256
+    assert more.n_text == first.n_answer_tokens + report.n_answer_tokens
+    assert start.shape == end.shape
+    assert np.array_equal(start.d2t, end.d2t)
+    for name, tensor in start.tensors.items():
+        assert np.allclose(tensor, end.tensors[name], atol=1e-6), name
+    assert start.ngrams is not None and more.ngrams is not None
+    assert set(start.ngrams.keys.tolist()) < set(more.ngrams.keys.tolist())
 
 
 def _arrays(rows: dict[int, tuple[int, int]]) -> NgramArrays:
@@ -150,30 +140,17 @@ def test_no_more_threads_than_the_machine_has(
 
 
 @pytest.mark.parametrize(
-    ("run", "config"),
-    [
-        (train_eagle3, Eagle3TrainConfig),
-        (train_dflash, DFlashTrainConfig),
-        (train_mtp, MtpTrainConfig),
-        (train_from_use, partial(Eagle3TrainConfig, use=UseConfig(Path("store")))),
-    ],
+    ("run", "use"), [(train_eagle3, None), (train_from_use, UseConfig(Path("store")))]
 )
 def test_a_missing_gpu_is_reported_before_the_target_opens(
-    run: Callable[[Any], object],
-    config: Callable[..., Any],
+    run: Callable[[Eagle3TrainConfig], object],
+    use: UseConfig | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A large target takes minutes to open; the one here does not even exist."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    target, draft = tmp_path / "none.gguf", tmp_path / "draft.gguf"
     with pytest.raises(TrainError, match="PyTorch sees no CUDA device"):
-        run(config(tmp_path / "none.gguf", tmp_path / "draft.gguf", device="cuda"))
+        run(Eagle3TrainConfig(target, draft, device="cuda", use=use))
     assert not [*tmp_path.iterdir()]
-
-
-def test_both_ngram_tables_are_kept(first: TrainReport, tmp_path: Path) -> None:
-    report = _again(tmp_path, first)
-    old, new = (Model(r.path).ngram_arrays() for r in (first, report))
-    assert old is not None and new is not None
-    assert set(old.keys.tolist()) <= set(new.keys.tolist())
-    assert len(new.keys) > len(old.keys)

@@ -160,6 +160,5 @@ def test_only_typed_errors(name: str, data: st.DataObject) -> None:
             return
         except OF_PYTHON:
             return
-    for close in ("close",):
-        if hasattr(found, close) and found is not CONTEXT:
-            getattr(found, close)()
+    if hasattr(found, "close") and found is not CONTEXT:
+        found.close()

@@ -11,7 +11,6 @@ import pytest
 
 from pyllama_spec import ArgumentError, files
 from pyllama_spec.chat.prompt_file import read_prompt_file
-from pyllama_spec.cli.line_editor import LineEditor
 from pyllama_spec.files import check_no_pipe, read_text
 from pyllama_spec.llama_cpp import LlamaGrammar
 from pyllama_spec.llama_cpp import server as llama_cpp_server
@@ -62,15 +61,8 @@ def test_a_pipe_with_a_name_is_opened_by_nobody(tmp_path: Path) -> None:
     os.close(reading)
     os.close(writing)
     for call in (
-        lambda: LlamaGrammar.from_file(path), lambda: LineEditor(path),
+        lambda: LlamaGrammar.from_file(path),
         lambda: llama_cpp_server.plan(["--config_file", str(path)], {}),
     ):  # fmt: skip
         with pytest.raises(ArgumentError):
             call()
-
-
-def test_half_of_a_character_in_a_line_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(r'{"messages": [{"role": "user", "content": "\udc00"}]}' + "\n")
-    with pytest.raises(ArgumentError):
-        read_prompt_file(path, are_named=False)

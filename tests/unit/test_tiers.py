@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import QUICK, RELEASE, TIERS
-from tools.release_check import ROWS
+from tools.release_check import RECORD, ROWS, read
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
@@ -74,3 +74,10 @@ def test_each_test_is_taken_by_one_command(commands: dict[str, list[list[str]]],
     assert {file.partition("/")[0] for file in FILES} - {x.partition("/")[0] for x in quick} == {
         "browser", "gpu", "train", "wheel",
     }  # fmt: skip
+
+
+def test_the_record_of_the_release_check_is_of_its_rows() -> None:
+    assert set(read(RECORD)) <= set(ROWS)
+    assert len({row.target for row in ROWS.values()}) == len(ROWS)
+    for row in ROWS.values():
+        assert all((ROOT / name).exists() for name in row.sources), row

@@ -11,10 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,119 +203,6 @@ def _langchain_responses(llm: Any, form: Any) -> Calls:
     }
 
 
-def langchain_anthropic(url: str, model: str) -> Calls:
-    """LangChain over Anthropic's Messages API."""
-    from langchain_anthropic import ChatAnthropic
-    from langchain_core.messages import HumanMessage
-    from langchain_core.tools import tool
-
-    form, weather = person_class(), tool(get_weather)
-
-    given: dict[str, Any] = {
-        "base_url": url, "api_key": "none", "model": model, "temperature": 0, "max_tokens": MOST,
-    }  # fmt: skip
-    llm: Any = ChatAnthropic(**given)
-
-    return {
-        "chat": lambda: told(llm.invoke(QUESTION).text),
-        "stream": lambda: in_pieces([one.text for one in llm.stream(QUESTION) if one.text]),
-        "count of tokens": lambda: (
-            f"{llm.get_num_tokens_from_messages([HumanMessage(QUESTION)])} tokens"
-        ),
-        "tool, any": lambda: called(
-            [
-                (one["name"], one["args"])
-                for one in llm.bind_tools([weather], tool_choice="any").invoke(WEATHER).tool_calls
-            ]
-        ),
-        "result of a tool": lambda: _langchain_round_trip(llm, weather, "any"),
-        "structured, function_calling": lambda: person(
-            llm.with_structured_output(form, method="function_calling").invoke(PERSON)
-        ),
-        "structured, json_schema": lambda: person(
-            llm.with_structured_output(form, method="json_schema").invoke(PERSON)
-        ),
-    }
-
-
-def llama_index(url: str, model: str) -> Calls:
-    """LlamaIndex over OpenAI's API."""
-    from llama_index.core.llms import ChatMessage
-    from llama_index.core.tools import FunctionTool
-    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
-    from llama_index.llms.openai_like import OpenAILike
-
-    form = person_class()
-
-    given: dict[str, Any] = {
-        "model": model, "api_base": f"{url}/v1", "api_key": "none", "temperature": 0,
-        "max_tokens": MOST, "context_window": 2048,
-    }  # fmt: skip
-    llm: Any = OpenAILike(**given, is_chat_model=True, is_function_calling_model=True)
-    texts: Any = OpenAILike(**given)
-    tool = FunctionTool.from_defaults(get_weather)
-    asked = [ChatMessage(role="user", content=QUESTION)]
-    vectors = OpenAILikeEmbedding(model_name=model, api_base=f"{url}/v1", api_key="none")
-
-    def tools() -> str:
-        answer = llm.chat_with_tools([tool], user_msg=WEATHER, tool_required=True)
-        found = llm.get_tool_calls_from_response(answer)
-        return called([(one.tool_name, one.tool_kwargs) for one in found])
-
-    return {
-        "chat": lambda: told(llm.chat(asked).message.content),
-        "stream": lambda: in_pieces([one.delta for one in llm.stream_chat(asked) if one.delta]),
-        "completion": lambda: told(texts.complete("One, two, three,").text),
-        "completion, streamed": lambda: in_pieces(
-            [one.delta for one in texts.stream_complete("One, two, three,") if one.delta]
-        ),
-        "tool, required": tools,
-        "structured": lambda: person(llm.as_structured_llm(form).complete(PERSON).raw),
-        "embeddings": lambda: vector(vectors.get_text_embedding("a cat")),
-    }
-
-
-def llm_tool(url: str, model: str) -> Calls:
-    """The llm command, and its Python API."""
-    folder = tempfile.mkdtemp()
-    os.environ["LLM_USER_PATH"] = folder
-    (Path(folder) / "extra-openai-models.yaml").write_text(
-        f"- model_id: ours\n  model_name: {model}\n  api_base: {url}/v1\n  supports_tools: true\n"
-        "  supports_schema: true\n"
-    )
-    import llm
-
-    ours = llm.get_model("ours")
-    ours.key = "none"
-
-    def command(*words: str) -> str:
-        done = subprocess.run(
-            [str(Path(sys.executable).parent / "llm"), "-m", "ours", "--key", "none", *words],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-300:]
-        return done.stdout
-
-    def tools() -> str:
-        answer = ours.prompt(WEATHER, tools=[get_weather], temperature=0, max_tokens=MOST)
-        text, found = answer.text(), answer.tool_calls()
-        return called([(one.name, one.arguments) for one in found]) if found else f"text: {text!r}"
-
-    options = ["-o", "max_tokens", str(MOST), "-o", "temperature", "0"]
-    return {
-        "chat": lambda: told(command(QUESTION, "--no-stream", *options)),
-        "stream": lambda: told(command(QUESTION, *options)),
-        "stream in Python": lambda: in_pieces(
-            list(ours.prompt(QUESTION, temperature=0, max_tokens=MOST))
-        ),
-        "conversation": lambda: told(command("And one more?", "-c", *options)),
-        "structured": lambda: person(
-            json.loads(command(PERSON, "--schema", json.dumps(SCHEMA), *options))
-        ),
-        "tool, its own choice": tools,
-    }
-
-
 def litellm(url: str, model: str) -> Calls:
     """LiteLLM over each of the three APIs."""
     import litellm as lite
@@ -368,51 +252,6 @@ def litellm(url: str, model: str) -> Calls:
         "messages, streamed": lambda: in_pieces(pieces("anthropic")),
         "messages, tool": lambda: tools("anthropic"),
     }  # fmt: skip
-
-
-def instructor(url: str, model: str) -> Calls:
-    """Instructor in several modes of structured output."""
-    import instructor as ins
-    import openai
-
-    form = person_class()
-
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-
-    def ask(mode: str, made: Any = None, **more: Any) -> Callable[[], str]:
-        def asked() -> str:
-            patched = made or ins.from_openai(client, mode=ins.Mode[mode])
-            given: dict[str, Any] = {
-                "model": model, "messages": [{"role": "user", "content": PERSON}],
-                "response_model": form, "max_tokens": 100, "max_retries": 0, **more,
-            }  # fmt: skip
-            return person(patched.chat.completions.create(**given))
-
-        return asked
-
-    def partial() -> str:
-        patched: Any = ins.from_openai(client, mode=ins.Mode.JSON_SCHEMA)
-        *_, last = patched.chat.completions.create_partial(
-            model=model, messages=[{"role": "user", "content": PERSON}], response_model=form,
-            max_tokens=100, temperature=0,
-        )  # fmt: skip
-        return person(last)
-
-    def of_messages(mode: str) -> str:
-        import anthropic
-
-        theirs = anthropic.Anthropic(base_url=url, api_key="none")
-        return ask("", ins.from_anthropic(theirs, mode=ins.Mode[mode]))()
-
-    return {
-        "tools": ask("TOOLS", temperature=0),
-        "tools, strict": ask("TOOLS_STRICT", temperature=0),
-        "json": unheld(ask("JSON", temperature=0)),
-        "json_schema": ask("JSON_SCHEMA", temperature=0),
-        "partial, streamed": partial,
-        "messages, tools": lambda: of_messages("ANTHROPIC_TOOLS"),
-        "messages, json": unheld(lambda: of_messages("ANTHROPIC_JSON")),
-    }
 
 
 def pydantic_ai(url: str, model: str) -> Calls:
@@ -474,61 +313,10 @@ def pydantic_ai(url: str, model: str) -> Calls:
     }
 
 
-def aider(url: str, model: str) -> Calls:
-    """The aider command in a temporary folder."""
-
-    def command(*words: str, text: str) -> tuple[str, str]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "hello.py"
-            path.write_text("def hello():\n    print('hello')\n")
-            variables = {
-                **os.environ, "HOME": folder, "OPENAI_API_BASE": f"{url}/v1",
-                "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "ANTHROPIC_BASE_URL": url,
-                "AIDER_ANALYTICS": "false",
-            }  # fmt: skip
-            done = subprocess.run(
-                [str(Path(sys.executable).parent / "aider"), "--no-git", "--yes-always",
-                 "--no-check-update", "--no-show-model-warnings", "--no-show-release-notes",
-                 "--analytics-disable", "--no-auto-lint", "--map-tokens", "0", "--message", text,
-                 *words, "hello.py"],
-                cwd=folder, env=variables, capture_output=True, text=True, timeout=3600,
-                check=False,
-            )  # fmt: skip
-            said = done.stdout + done.stderr
-            assert done.returncode == 0, said[-400:]
-            assert "litellm." not in said, said[-400:]  # the start of its errors
-            assert "Tokens:" in said, said[-400:]
-            return said, path.read_text()
-
-    def asked(*words: str) -> Callable[[], str]:
-        def ask() -> str:
-            said, _ = command(*words, "--chat-mode", "ask", text="What does hello() print?")
-            return next(line for line in said.splitlines() if "Tokens:" in line)
-
-        return ask
-
-    def edited() -> str:
-        text = "Let hello() print 'bye' in place of 'hello'."
-        _, after = command("--model", f"openai/{model}", "--edit-format", "whole", text=text)
-        return "the file has changed" if "bye" in after else "answered; the model changed nothing"
-
-    return {
-        "ask": asked("--model", f"openai/{model}"),
-        "ask, not streamed": asked("--model", f"openai/{model}", "--no-stream"),
-        "ask by messages": asked("--model", f"anthropic/{model}"),
-        "edit a file": edited,
-    }
-
-
 CLIENTS: dict[str, Callable[[str, str], Calls]] = {
     "langchain-openai": langchain_openai,
-    "langchain-anthropic": langchain_anthropic,
-    "llama-index": llama_index,
-    "llm": llm_tool,
     "litellm": litellm,
-    "instructor": instructor,
     "pydantic-ai": pydantic_ai,
-    "aider": aider,
 }
 
 

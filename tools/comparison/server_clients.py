@@ -22,13 +22,8 @@ CALLS = Path(__file__).with_name("server_client_calls.py")
 # The packages to install for each client; the first is the client itself.
 PACKAGES = {
     "langchain-openai": ("langchain-openai",),
-    "langchain-anthropic": ("langchain-anthropic",),
-    "llama-index": ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
-    "llm": ("llm",),
     "litellm": ("litellm",),
-    "instructor": ("instructor", "anthropic"),
     "pydantic-ai": ("pydantic-ai-slim[openai,anthropic]",),
-    "aider": ("aider-chat",),
 }
 
 

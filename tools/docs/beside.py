@@ -1,7 +1,7 @@
-"""The pages that compare with llama-cpp-python, made from beside.json when the site is built.
+"""The page that compares with llama-cpp-python, made from beside.json when the site is built.
 
 `python -m tools.comparison.probe` writes the calls and signatures there, those that are not the
-same. What the libraries gave is as tools/comparison/apps.py found it, at the tag before-halving.
+same.
 """
 
 from __future__ import annotations
@@ -32,11 +32,6 @@ _CALLS = """# Call by call, beside llama-cpp-python {version}
 
 | | calls | |
 |---|---|---|"""  # noqa: E501 - each paragraph of the page is one line
-_APPS = """# Libraries, beside llama-cpp-python {version}
-Each library ran in an environment of its own (`tools/comparison/apps.py` at the tag `before-halving`), with llama-cpp-python and, in another process, with `pyllama_spec.llama_cpp.install()`. Texts are greedy, of SmolLM2-135M in Q4_0. Types, keys and values are compared; of tool calls and structured output only types and keys.
-
-| app | call | without a draft | with prompt lookup |
-|---|---|---|---|"""  # noqa: E501 - each paragraph of the page is one line
 
 
 def data() -> dict[str, Any]:
@@ -86,10 +81,3 @@ def _signatures(kept: Mapping[str, Any]) -> Iterator[str]:
     yield "| name | |\n|---|---|"
     for name, verdict in kept["signatures"].items():
         yield f"| `{name}` | {_cell(verdict)} |"
-
-
-def apps_page() -> str:
-    """The page of the libraries."""
-    kept = data()
-    rows = (f"| {call} | {verdicts} |" for call, verdicts in kept["apps"].items())
-    return "\n".join([_APPS.format(version=kept["llama_cpp_python"]), *rows, ""])

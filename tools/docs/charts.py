@@ -1,7 +1,7 @@
-"""Draws results-light.svg, categories-light.svg and the dark ones from files of `bench --json`.
+"""Draws results-light.svg and results-dark.svg from files of `bench --json`.
 
 A bar is a run's speed-up over plain decoding; the line through its end spans the quartiles of the
-prompts, the diamond is the worst one. The second picture has each draft in each category.
+prompts, the diamond is the worst one.
 """
 
 from __future__ import annotations
@@ -209,52 +209,7 @@ def table_of(runs: Sequence[Result]) -> Table:
     return Table(f"{bar_of(runs[0]).model}, {kernels(runs[0])}", names, tuple(rows))
 
 
-_CELL, _LINE, _HEAD, _NAMES = 66, 24, 58, 226
-
-
-def draw_tables(tables: Sequence[Table], theme: Theme) -> str:
-    """The picture of categories as SVG."""
-    height = sum(_HEAD + _LINE * len(table.rows) for table in tables) + 20
-    out = [
-        _element("title", "Speed over plain decoding by category of prompts"),
-        _element("rect", width=_WIDTH, height=height, fill=theme.back),
-    ]
-    top = 0
-    for table in tables:
-        out += _table(table, top, theme)
-        top += _HEAD + _LINE * len(table.rows)
-    return _svg(out, height, theme)
-
-
-def _table(table: Table, top: float, theme: Theme) -> list[str]:
-    """A row of cells for each draft: stronger green if faster, another colour if slower."""
-    out = [_element("text", table.model, x=16, y=top + 26, font_weight=600)]
-    faint: Attributes = {"font_size": 11, "fill": theme.faint, "text_anchor": "middle"}
-    for j, name in enumerate(table.categories):
-        out.append(_element("text", name, x=_NAMES + (j + 0.5) * _CELL, y=top + 46, **faint))
-    for i, (draft, speeds) in enumerate(table.rows):
-        y = top + _HEAD - 6 + i * _LINE
-        out.append(
-            _element("text", draft, x=_NAMES - 10, y=y + 16, text_anchor="end", font_size=12)
-        )
-        for j, value in enumerate(speeds):
-            x = _NAMES + j * _CELL
-            colour = theme.bar if value >= 1 else theme.mark
-            cell: Attributes = {"x": x + 1, "y": y + 1, "width": _CELL - 2, "height": _LINE - 2}
-            shade = min(0.08 + 0.6 * abs(value - 1), 0.7)
-            out.append(_element("rect", **cell, rx=2, fill=colour, fill_opacity=shade))
-            out.append(
-                _element("text", f"{value:.2f}", x=x + _CELL / 2, y=y + 16, text_anchor="middle")
-            )
-    return out
-
-
 def pictures(files: Sequence[Sequence[Result]]) -> dict[str, str]:
     """The name and the text of each picture, from the runs of each file."""
     bars = [bar_of(run) for runs in files for run in runs]
-    tables = [table_of(runs) for runs in in_categories(files)]
-    out = {}
-    for name, theme in THEMES.items():
-        out[f"results-{name}.svg"] = draw(bars, theme)
-        out[f"categories-{name}.svg"] = draw_tables(tables, theme)
-    return out
+    return {f"results-{name}.svg": draw(bars, theme) for name, theme in THEMES.items()}

@@ -4,8 +4,8 @@
     python -m tools.docs.results run.json      adds a run, without its record of single rounds
     python -m tools.docs.results               writes the main tables, and the pictures of README
 
-The page of single prompts, and the picture of categories, are made when the site is built. Each
-figure is in one of the files. A file of several drafts has a run for each.
+The page of single prompts is made when the site is built. Each figure is in one of the files. A
+file of several drafts has a run for each.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from tools.docs import charts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, FOLDER = DOCS / "results.md", DOCS / "results"
-# What README shows; the others are drawn when the site is built.
-KEPT = ("results-light.svg", "results-dark.svg")
 Result = dict[str, Any]
 
 _HEAD = """# All results, prompt by prompt
@@ -156,15 +154,14 @@ def page() -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Adds the given runs, and writes the main tables and the kept pictures."""
+    """Adds the given runs, and writes the main tables and the pictures."""
     for name in argv:
         take_in(Path(name))
     by_hand, _, _ = PAGE.read_text("utf-8").partition("## All runs\n")
     PAGE.write_text(by_hand + main_tables(), encoding="utf-8")
     print(f"wrote {PAGE}")
     for name, text in charts.pictures(files()).items():
-        if name in KEPT:
-            (DOCS / "images" / name).write_text(text, encoding="utf-8")
+        (DOCS / "images" / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Hooks of mkdocs: pages that programs make, and what docs/ links to in the repository.
 
-The pages and pictures of made() are in no commit. A page may say `[text](../examples/drop_in.py)`:
+The pages of made() are in no commit. A page may say `[text](../examples/drop_in.py)`:
 the link works where the repository is read, and on the site it leads to a page with the file in it.
 Drawings of docs/assets are put into the page itself, so that their colours follow the reader's
 choice of light and dark.
@@ -28,7 +28,7 @@ TAKEN_IN = "repository"
 # What a search counts a page for: pages that explain come before those that list.
 _BOOSTS: tuple[tuple[str, float], ...] = (
     (f"{TAKEN_IN}/", 0.2), ("measurements.md", 0.2), ("api/", 0.3), ("llama-server-flags.md", 0.6),
-    ("parity-table.md", 0.2), ("apps-table.md", 0.2), ("results-by-prompt.md", 0.2),
+    ("parity-table.md", 0.2), ("results-by-prompt.md", 0.2),
 )  # fmt: skip
 # Words that readers search for where a page says another one; the search reads them as tags.
 SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
@@ -43,8 +43,6 @@ SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
     "suffix.md": ("ngram",),
     "troubleshooting.md": ("faq", "crash", "problems"),
 }
-# Where a page shows a picture that is drawn when the site is built.
-_PICTURE = re.compile(r"^<!-- picture: (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(`{3,})[^\n]*\n.*?^\1\2`* *$", re.MULTILINE | re.DOTALL)
@@ -61,19 +59,16 @@ _LOG = logging.getLogger("mkdocs.plugins.pyllama_spec")
 
 
 def made() -> dict[str, str]:
-    """The pages and pictures that are made when the site is built: their places and texts."""
+    """The pages that are made when the site is built: their places and texts."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))  # mkdocs reads this file by its path
-    from tools.docs import beside, charts, llama_server_flags, results
+    from tools.docs import beside, llama_server_flags, results
 
-    texts = {
+    return {
         "llama-server-flags.md": llama_server_flags.page(),
         "parity-table.md": beside.calls_page(),
-        "apps-table.md": beside.apps_page(),
         "results-by-prompt.md": results.page(),
     }
-    drawn = charts.pictures(results.files())
-    return texts | {f"images/{name}": drawn[name] for name in drawn.keys() - set(results.KEPT)}
 
 
 def target_of(link: str, source: str) -> str | None:
@@ -160,13 +155,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         svg = (ROOT / DOCS / match[1]).read_text(encoding="utf-8")
         return f'<div class="drawing">{svg[svg.index("<svg") :].strip()}</div>'
 
-    def pictured(match: re.Match[str]) -> str:
-        return "\n".join(
-            f"![{match[1]}](images/{match[1]}-{theme}.svg#gh-{theme}-mode-only)"
-            for theme in ("light", "dark")
-        )
-
-    markdown = _PICTURE.sub(pictured, markdown)
     parts, last = [], 0
     for fence in _FENCE.finditer(markdown):
         parts += [_LINK.sub(moved, begun(markdown[last : fence.start()])), f"{fence[0]}\n"]

@@ -770,9 +770,6 @@ private:
     // Slots of a block see each other, and the heads rely on that: a batch has one block for each sequence, all of
     // equal length.
     std::string block_fault(const llama_spec_batch & batch) const {
-        if (batch.n_seq != nullptr) {
-            return "a slot of a DFlash draft belongs to one sequence";
-        }
         const int32_t n = length_of_first(batch);
         if (n > (int32_t) model.hparams.dflash_block_size) {
             return "a block has " + std::to_string(n) + " slots, more than the " + std::to_string(model.hparams.dflash_block_size) +

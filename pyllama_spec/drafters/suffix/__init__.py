@@ -1,5 +1,5 @@
 """Copies tokens from the text itself and from earlier texts: an index, a memory, a disk store."""
 
-from pyllama_spec.drafters.suffix.drafter import Suffix, can_look_up, copies_beside, open_suffix
+from pyllama_spec.drafters.suffix.drafter import Suffix, copies_beside
 
-__all__ = ["Suffix", "can_look_up", "copies_beside", "open_suffix"]
+__all__ = ["Suffix", "copies_beside"]

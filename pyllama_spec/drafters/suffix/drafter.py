@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
-from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source, TokenOrigin
-from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, Place, TokenIndex
+from pyllama_spec.drafters.prompt_lookup import PromptLookup
+from pyllama_spec.drafters.suffix.memory import MARK, Memory, TokenOrigin
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, TokenIndex
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.vocab import Vocab
@@ -124,13 +124,6 @@ _MAX_EXTRA = 12
 _MAX_EQUAL = 3
 
 
-class Lengths(NamedTuple):
-    """The length of a difference: in the copied text, and in this one."""
-
-    in_source: int = 1
-    in_text: int = 1
-
-
 class Gap(NamedTuple):
     """A difference between a text and the text it was copied from.
 
@@ -140,57 +133,48 @@ class Gap(NamedTuple):
     the last difference had. Chances counts the acceptance of such copies as of any other.
 
     Attributes:
-        source: the text that was copied from; None for the text itself.
+        source: what was copied from: the text itself, or a memory of others.
         at: the index in that text of the token that did not come.
         begin: the index in the own text of the token that came instead.
     """
 
-    source: Source | None
+    source: OwnText | Memory
     at: int
     begin: int
 
 
-class ResumePoint(NamedTuple):
-    """A position at which a copy may resume."""
-
-    at: int
-    n_equal: int
-    lengths: Lengths
-
-
-def is_too_long(n: int) -> bool:
-    """Whether a difference of n tokens is longer than a name or number within a text."""
-    return n > _MAX_GAP
+# The length of a difference: in the copied text, and in this one.
+Lengths = tuple[int, int]
 
 
 def resume_point(
-    gap: Gap, index: TokenIndex, text: Sequence[int], last: Lengths
-) -> ResumePoint | None:
-    """The position at which the copy may continue."""
-    n = len(text)
+    gap: Gap, index: TokenIndex, new: list[int], last: Lengths
+) -> tuple[int, int, Lengths] | None:
+    """Where the copy may continue after the tokens `new`, since a difference like the last one.
+
+    Returns:
+        The place, the number of equal tokens before it, and the lengths of the difference.
+    """
+    n = len(new)
     if not n:
         return None
-    new = list(text)
     copied: list[int] = index.tokens[gap.at : min(gap.at + n + _MAX_EXTRA, index.n)].tolist()
     for n_equal in range(min(n, _MAX_EQUAL), 0, -1):
         ending = new[n - n_equal :]
         for end in range(n_equal, len(copied)):
             if copied[end - n_equal : end] == ending:
-                return ResumePoint(gap.at + end, n_equal, Lengths(end - n_equal, n - n_equal))
-    if last.in_text != n and n > _MAX_UNSEEN:
+                return gap.at + end, n_equal, (end - n_equal, n - n_equal)
+    if last[1] != n and n > _MAX_UNSEEN:
         return None
-    n_skipped = last.in_source if last.in_text == n else n
+    n_skipped = last[0] if last[1] == n else n
     if n_skipped >= len(copied):
         return None
-    return ResumePoint(gap.at + n_skipped, 0, Lengths(n_skipped, n))
+    return gap.at + n_skipped, 0, (n_skipped, n)
 
 
 # Tokens of earlier requests that a drafter keeps in memory: of one user, and in all.
 _USER_TOKENS, _ALL_TOKENS = 1 << 18, 1 << 20
 _FIRST_CAPACITY = 1 << 10
-# The most tokens of a draft: a verify batch of 8 rows is cheap on a CPU, and where a controller
-# weighs what more cost, copies may be longer.
-_FIXED_DRAFT, _ADAPTIVE_DRAFT = 7, 15
 # A draft ends before a token whose chance, with all before it, is below this.
 _LEAST_CHANCE = 0.1
 # A draft model is asked instead where the first token of a copy is more likely wrong than right.
@@ -209,7 +193,7 @@ class OwnText:
         n_private: the number of those that must not be remembered.
         origins: TokenOrigin of each token.
         gap: the newest difference from what was copied, while a copy may resume after it.
-        lengths: the lengths of the last difference after which a copy was right.
+        lengths: of the last difference after which a copy was right.
     """
 
     def __init__(self) -> None:
@@ -218,7 +202,7 @@ class OwnText:
         self.user, self.remembers = "", False
         self.n_settled = self.n_private = 0
         self.gap: Gap | None = None
-        self.lengths = Lengths()
+        self.lengths = (1, 1)
 
     def append(self, tokens: Sequence[int] | npt.NDArray[np.int32], n_chosen: int = 0) -> None:
         """Appends tokens; the target chose the last n_chosen."""
@@ -257,20 +241,20 @@ class _Copied(NamedTuple):
         kinds: the known facts of each token.
         p: for each token of the draft its probability, given that those before it are right.
         n_expected: the expected number of correct tokens.
-        source: the text that was copied from; None for the text itself.
+        source: what was copied from: the text itself, or a memory of others.
         at: the index of the first copied token in the source.
         match_length: the number of equal tokens before it.
-        resumed: the place where the copy resumed after a difference; None for a match.
+        resumed: the lengths of the difference after which it resumed; None for a match.
     """
 
     ids: list[int]
     kinds: list[CopyKind]
     p: list[float]
     n_expected: float
-    source: Source | None
+    source: OwnText | Memory
     at: int
     match_length: int
-    resumed: ResumePoint | None = None
+    resumed: Lengths | None = None
 
 
 class Suffix(Drafter):
@@ -281,8 +265,7 @@ class Suffix(Drafter):
         min_match: the number of last tokens that have to be equal.
         remembers: whether drafts are copied from texts of this drafter's earlier requests. They are
             kept in the memory of the process, apart for each user.
-        store: the file of a store, which outlives the process, in place of that memory; or an
-            object with a store's methods.
+        store: the file of a store, which outlives the process, in place of that memory.
         least_chance: end a draft before a token if the probability of all tokens up to it is lower.
         first_chance: propose nothing if the first token's probability is lower.
         resumes: whether a copy that went wrong resumes after the difference, with fewer equal
@@ -297,11 +280,11 @@ class Suffix(Drafter):
 
     def __init__(
         self,
-        max_draft: int = _ADAPTIVE_DRAFT,
+        max_draft: int = 15,
         *,
         min_match: int = min(ORDERS),
         remembers: bool = True,
-        store: Source | str | os.PathLike[str] | None = None,
+        store: Memory | str | os.PathLike[str] | None = None,
         least_chance: float = _LEAST_CHANCE,
         first_chance: float = 0.0,
         resumes: bool = True,
@@ -311,11 +294,11 @@ class Suffix(Drafter):
         self.chances = Chances()
         self._least_chance, self._first_chance = least_chance, first_chance
         self._remembers, self._resumes = remembers, resumes
-        is_path = isinstance(store, (str, os.PathLike))
-        self._store_path: Any = store if is_path else None
-        self._store: Any = None if is_path else store
-        # Gives the vocabulary of the open store; a reference would keep the weights alive.
-        self._vocab: Callable[[], Vocab | None] = _no_vocab
+        is_memory = isinstance(store, Memory)
+        self._store_path: Any = None if is_memory else store
+        self._store: Any = store if is_memory else None
+        # The vocabulary of the open store; a strong reference would keep the weights alive.
+        self._vocab: ref[Vocab] | None = None
         self._texts: dict[int, OwnText] = {}
         self._memories: OrderedDict[str, Memory] = OrderedDict()
         self._copied: dict[int, _Copied] = {}
@@ -324,21 +307,15 @@ class Suffix(Drafter):
 
     def check(self, target: Model) -> None:
         """Opens the store if there is one."""
-        if self._store_path is None:
-            return
+        vocab = target.vocab
+        if self._store_path is None or (self._vocab is not None and self._vocab() is vocab):
+            return  # it takes a while for 150,000 tokens, and attach() comes here again
         from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 
-        vocab = target.vocab
-        if self._store is not None and self._vocab() is vocab:
-            return  # it takes a while for 150,000 tokens, and attach() comes here again
         digest = vocabulary_digest(vocab)
-        if isinstance(self._store, Store):
-            if self._store.digest == digest:
-                self._vocab = ref(vocab)
-                return
-            self._store.close()
-            self._store = None
-        self._store, self._vocab = Store(self._store_path, digest), ref(vocab)
+        if self._store is None or self._store.digest != digest:
+            self._store = Store(self._store_path, digest)
+        self._vocab = ref(vocab)
 
     def attach(self, target: Context) -> None:
         """Opens the store as check() does."""
@@ -349,12 +326,10 @@ class Suffix(Drafter):
     def begin_request(self, seq: int, *, remember: bool = True, user: str = "") -> None:
         """Remembers the sequence's text if allowed; then the next request starts."""
         text = self._text(seq)
-        try:
-            self.end_request(seq)
-        finally:  # else the next drafts could copy the former user's texts
-            text.remembers, text.user = remember, user
-            text.gap, text.lengths = None, Lengths()
-            self._copied.pop(seq, None)
+        self.end_request(seq)
+        text.remembers, text.user = remember, user
+        text.gap, text.lengths = None, (1, 1)
+        self._copied.pop(seq, None)
         for source in self._sources(user):
             source.refresh()
 
@@ -375,12 +350,8 @@ class Suffix(Drafter):
             text = self._texts[seq] = OwnText()
         return text
 
-    def _sources(self, user: str) -> Iterator[Source]:
-        if self._store is not None:
-            yield self._store
-        memory = self._memories.get(user)
-        if memory is not None:
-            yield memory
+    def _sources(self, user: str) -> list[Memory]:
+        return [one for one in (self._store, self._memories.get(user)) if one is not None]
 
     def _memory(self, user: str) -> Memory:
         """A user's memory; for room, drops the memories unused for longest."""
@@ -415,13 +386,13 @@ class Suffix(Drafter):
             n_right += 1
         self.chances.learn(copied.kinds[:n_met], n_right)
         n_accepted = min(n_right, len(copied.p))
-        if source is not None and n_accepted:
+        if isinstance(source, Memory) and n_accepted:
             source.note_use(at, n_accepted)
         if not n_right and copied.resumed is not None:
             return  # it resumed at a wrong place: the difference is where it was
         if copied.resumed is not None:
-            text.lengths = copied.resumed.lengths
-        if _differs(copied, _index_of(source, text), tokens, n_right):
+            text.lengths = copied.resumed
+        if _differs(copied, tokens, n_right):
             text.gap = Gap(source, at + n_right, text.index.n + n_right)
 
     def truncate(self, seq: int, n_keep: int) -> None:
@@ -463,8 +434,8 @@ class Suffix(Drafter):
         if n < 1 or not index.n:
             return NO_DRAFT
         tail = index.tokens[max(index.n - MAX_MATCH, 0) : index.n].tolist()
-        found = [self._follow(None, index, tail, n)]
-        found += [self._follow(one, one.index, tail, n) for one in self._sources(text.user)]
+        sources: list[OwnText | Memory] = [text, *self._sources(text.user)]
+        found = [self._follow(source, tail, n) for source in sources]
         if text.gap is not None and self._resumes:
             found.append(self._resume(text.gap, text, n))
         copies = [copied for copied in found if copied is not None]
@@ -478,44 +449,42 @@ class Suffix(Drafter):
         if not best.p:
             return NO_DRAFT
         # A length of 0 would mean that a model has drafted it.
-        match_length, is_remembered = max(best.match_length, 1), best.source is not None
+        match_length, is_remembered = max(best.match_length, 1), best.source is not text
         ids = best.ids[: len(best.p)]
         return Draft(ids, best.p, match_length=match_length, is_remembered=is_remembered)
 
-    def _follow(
-        self, source: Source | None, index: TokenIndex, tail: list[int], n: int
-    ) -> _Copied | None:
+    def _follow(self, source: OwnText | Memory, tail: list[int], n: int) -> _Copied | None:
         """Continues after the longest match, token by token, as most occurrences do."""
-        found = index.places(tail)
-        if not found or found[0].match_length < self.min_match:
+        length, places = source.index.places(tail)
+        if length < self.min_match:
             return None
-        steps = _votes(index, found, n, is_own=source is None)
-        return self._likely(steps, source, found[0].match_length)
+        steps = _votes(source.index, length, places, n, is_own=isinstance(source, OwnText))
+        return self._likely(steps, source, length)
 
     def _resume(self, gap: Gap, text: OwnText, n: int) -> _Copied | None:
         """Continues a copy after a difference, as far as it is likely to be right."""
-        is_own, index = gap.source is None, _index_of(gap.source, text)
-        new = text.index.tokens[gap.begin : text.index.n]
-        if is_too_long(len(new)):
+        is_own, index = gap.source is text, gap.source.index
+        new: list[int] = text.index.tokens[gap.begin : text.index.n].tolist()
+        if len(new) > _MAX_GAP:
             text.gap = None
             return None
         point = resume_point(gap, index, new, text.lengths)
         if point is None:
             return None
-        ids = _continuation(index, point.at, n, is_own=is_own)
-        n_equal, n_gap = point.n_equal, point.lengths.in_text
+        at, n_equal, lengths = point
+        ids = _continuation(index, at, n, is_own=is_own)
         steps = (
-            (token, CopyKind(n_equal + depth, 1, 1, is_own, n_gap), point.at)
+            (token, CopyKind(n_equal + depth, 1, 1, is_own, lengths[1]), at)
             for depth, token in enumerate(ids)
         )
-        return self._likely(steps, gap.source, n_equal, point)
+        return self._likely(steps, gap.source, n_equal, lengths)
 
     def _likely(
         self,
         steps: Iterable[tuple[int, CopyKind, int]],
-        source: Source | None,
+        source: OwnText | Memory,
         match_length: int,
-        resumed: ResumePoint | None = None,
+        resumed: Lengths | None = None,
     ) -> _Copied | None:
         """Cuts a copy after its first unlikely token; None if no token is left."""
         chance_of = self.chances.chance
@@ -552,29 +521,21 @@ class Suffix(Drafter):
         self._memories.clear()
         if self._store_path is not None and self._store is not None:
             self._store.close()
-            self._store, self._vocab = None, _no_vocab
-
-
-def open_suffix(options: DraftOptions, *, remembers: bool = True) -> Suffix:
-    """Opens the drafter of draft="suffix"; for "auto" it remembers no requests by itself."""
-    n = options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT)
-    return Suffix(n, remembers=remembers, store=options.memory)
-
-
-def can_look_up(min_match: int) -> bool:
-    """Whether an index can tell matches of this length from shorter ones."""
-    return min(ORDERS) <= min_match <= MAX_MATCH
+            self._store = self._vocab = None
 
 
 def copies_beside(
     max_draft: int, min_match: int, store: str | os.PathLike[str] | None = None
-) -> Suffix:
+) -> Suffix | PromptLookup:
     """The copier before a draft model, which drafts where a copy is unlikely.
 
     It copies from the text itself, and from a store if one is named. Beside a model, texts of
-    earlier requests are remembered only where the owner asks for it.
+    earlier requests are remembered only where the owner asks for it. A match length that an index
+    does not know is looked up in the text alone.
     """
-    if not can_look_up(min_match):
+    if not min(ORDERS) <= min_match <= MAX_MATCH:
+        if store is None:
+            return PromptLookup(max_draft, max_ngram=min_match, min_ngram=min_match)
         raise ArgumentError(
             "lookup", min_match, f"{min(ORDERS)} to {MAX_MATCH}, the match lengths of an index, "
             "with a `draft_memory`",
@@ -585,27 +546,21 @@ def copies_beside(
     )  # fmt: skip
 
 
-def _index_of(source: Source | None, text: OwnText) -> TokenIndex:
-    """The index of a source; None means the text itself."""
-    return text.index if source is None else source.index
-
-
-def _differs(copied: _Copied, index: TokenIndex, tokens: Sequence[int], n_right: int) -> bool:
+def _differs(copied: _Copied, tokens: Sequence[int], n_right: int) -> bool:
     """Whether the text differs from the copied one after n_right equal tokens."""
     if n_right == len(tokens):
         return False
     if n_right < len(copied.ids):
         return True
-    at = copied.at + n_right
+    at, index = copied.at + n_right, copied.source.index
     return at < index.n and 0 <= index.tokens[at] != tokens[n_right]
 
 
 def _votes(
-    index: TokenIndex, found: Sequence[Place], n: int, *, is_own: bool
+    index: TokenIndex, match_length: int, places: Sequence[int], n: int, *, is_own: bool
 ) -> Iterator[tuple[int, CopyKind, int]]:
     """The most frequent next tokens among the places that agreed so far, one by one."""
-    match_length = found[0].match_length
-    ways = [(place.at, _continuation(index, place.at, n, is_own=is_own)) for place in found]
+    ways = [(at, _continuation(index, at, n, is_own=is_own)) for at in places]
     for depth in range(n):
         follows = [ids[depth] for _, ids in ways]
         token, n_places = follows[0], len(follows)
@@ -628,7 +583,3 @@ def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[i
     while len(ids) < n:
         ids.append(ids[len(ids) - period] if is_own else MARK)
     return ids
-
-
-def _no_vocab() -> None:
-    """Does nothing: no store is open."""

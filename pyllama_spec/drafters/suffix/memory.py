@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, TokenIndex
 
 MARK = -1
@@ -77,23 +77,6 @@ class RememberedText:
         return np.frombuffer(self.known_origins or bytes(len(self.ids)), np.uint8)
 
 
-class Source(Protocol):
-    """A source of texts to copy from, beside the text itself."""
-
-    @property
-    def index(self) -> TokenIndex:
-        """The current index of the texts."""
-
-    def refresh(self) -> None:
-        """Called when a request begins: reads what other processes have written."""
-
-    def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Takes the text of a request that has ended, with the TokenOrigin of each; () for none."""
-
-    def note_use(self, at: int, n: int) -> None:
-        """Counts the tokens from a place on that were copied and accepted."""
-
-
 def now_minute() -> int:
     """Minutes since 1970."""
     return int(time.time()) // 60
@@ -109,7 +92,7 @@ def known_part(index: TokenIndex, ids: Sequence[int]) -> tuple[int, list[int]]:
     tokens, wanted = index.array(), np.array(ids, np.int32)
     places = _places(index, ids[:n])
     for _ in range(_MAX_PARTS):
-        equal = [_n_equal(tokens[at:], wanted[n:]) for at in places]
+        equal = [n_common_ids(tokens[at:], wanted[n:]) for at in places]
         if not any(equal):
             break
         n += max(equal)
@@ -118,13 +101,8 @@ def known_part(index: TokenIndex, ids: Sequence[int]) -> tuple[int, list[int]]:
 
 
 def _places(index: TokenIndex, ids: Sequence[int]) -> list[int]:
-    return [at for length, at in index.places(ids) if length == len(ids)]
-
-
-def _n_equal(there: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32]) -> int:
-    there = there[: len(wanted)]
-    differs = np.flatnonzero(there != wanted[: len(there)])
-    return int(differs[0]) if len(differs) else len(there)
+    length, places = index.places(ids)
+    return places if length == len(ids) else []
 
 
 def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[RememberedText]:
@@ -152,7 +130,7 @@ def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[Remember
 
 
 class Memory:
-    """Texts in this process's memory; they are lost when it ends.
+    """Texts in this process's memory to copy from; they are lost when it ends.
 
     Attributes:
         max_tokens: the maximum number of tokens, a place more for each text.
@@ -166,14 +144,14 @@ class Memory:
         self.index = TokenIndex(min(_FIRST_CAPACITY, max_tokens))
 
     def refresh(self) -> None:
-        """Does nothing: no other process writes here."""
+        """Called when a request begins: reads what other processes have written."""
 
     def texts(self) -> list[RememberedText]:
         """All texts, the oldest first. The ids are views."""
         return list(self.held)
 
     def note_use(self, at: int, n: int) -> None:
-        """See Source."""
+        """Counts the tokens from a place on that were copied and accepted."""
         text = self.text_at(at)
         if text is not None:
             text.n_used += n
@@ -184,7 +162,7 @@ class Memory:
         return self.held[i - 1] if i else None
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Adds the new part of a text; drops the least useful texts for room."""
+        """Adds the new part of a request's text, with the TokenOrigin of each; () for none."""
         self.put(ids, origins=origins)
 
     def put(

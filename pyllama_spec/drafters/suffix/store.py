@@ -12,6 +12,7 @@ import contextlib
 import os
 import sqlite3
 import stat
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -71,17 +72,10 @@ def vocabulary_digest(vocab: Vocab) -> bytes:
 
 def capacity_of(n_bytes: int) -> int:
     """The number of tokens whose index takes n bytes."""
-    low, high = 0, _MOST_TOKENS
-    while low < high:
-        middle = (low + high + 1) // 2
-        if index_bytes(middle) <= n_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    if low < _LEAST_TOKENS:
-        least = index_bytes(_LEAST_TOKENS)
-        raise ArgumentError("max_bytes", n_bytes, f"at least {least}")
-    return low
+    n = bisect_right(range(_MOST_TOKENS + 1), n_bytes, key=index_bytes) - 1
+    if n < _LEAST_TOKENS:
+        raise ArgumentError("max_bytes", n_bytes, f"at least {index_bytes(_LEAST_TOKENS)}")
+    return n
 
 
 class Store(Memory):
@@ -94,7 +88,6 @@ class Store(Memory):
         max_bytes: the bytes of memory to which a new store may grow; None for DEFAULT_BYTES,
             256 MiB.
         is_read_only: whether the file is opened for reading only.
-        whose: the owner of the vocabulary, for messages.
     """
 
     def __init__(
@@ -104,7 +97,6 @@ class Store(Memory):
         *,
         max_bytes: int | None = None,
         is_read_only: bool = False,
-        whose: str = "this model",
     ) -> None:
         max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
         super().__init__(max_tokens)
@@ -117,22 +109,18 @@ class Store(Memory):
         self._seen, self._newest, self._generation = -1, 0, -1
         try:
             self.path = Path(path).resolve()
+        except (ValueError, RuntimeError):  # a NUL, a lone surrogate, a loop of links
+            raise ArgumentError("draft_memory", path, "the name of a file") from None
+        try:
             self._file = self._connect(may_make=digest is not None)
         except OSError as error:
             raise ModelLoadError(
                 f"the draft memory {path} cannot be opened: {error.strerror or error}; name "
                 "another file, or give this user the right to read and write it"
             ) from None
-        except (ValueError, RuntimeError) as error:  # a NUL, a lone surrogate, a loop of links
-            if isinstance(error, PyllamaSpecError):
-                raise
-            raise ArgumentError(
-                "draft_memory", os.fspath(path), problem=f"is not a file name: {error}",
-                remedy="give another",
-            ) from None  # fmt: skip
         try:
             with closed_on_failure(self), self._readable():
-                self._prepare(digest, whose)
+                self._prepare(digest)
                 self._read()
                 self._file.execute(f"PRAGMA busy_timeout={_SERVING_MS}")
         except BaseException:
@@ -161,13 +149,6 @@ class Store(Memory):
         info = self.path.stat()
         if not stat.S_ISREG(info.st_mode):
             raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
-        for end in ("-journal", "-wal"):  # SQLite opens them, and waits for a pipe's writer
-            with contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISREG(Path(f"{self.path}{end}").stat().st_mode):
-                    raise ModelLoadError(
-                        f"the draft memory {self.path} cannot be used: {self.path.name}{end} is "
-                        "not a file; remove it"
-                    )
         if not os.access(self.path, os.R_OK):
             raise PermissionError(13, "Permission denied")
         can_write = os.access(self.path, os.W_OK)
@@ -201,7 +182,7 @@ class Store(Memory):
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may quote the file
             raise self._refused(str(error)) from None
 
-    def _prepare(self, digest: bytes | None, whose: str) -> None:
+    def _prepare(self, digest: bytes | None) -> None:
         """Checks that the file is a store of this vocabulary, and makes the tables of an empty one.
 
         Nothing else than the two tables may be there, so that a file can run no code of its own.
@@ -211,8 +192,7 @@ class Store(Memory):
         for setting in _SETTINGS:
             run(setting)
         if not self._is_read_only and digest is not None and not self._tables():
-            run("BEGIN IMMEDIATE")
-            with self._transaction():
+            with self._transaction("BEGIN IMMEDIATE"):
                 if not self._tables() and not run("PRAGMA application_id").fetchone()[0]:
                     for table in _TABLES:
                         run(table)
@@ -229,9 +209,8 @@ class Store(Memory):
         self.digest, self.max_tokens, _ = self._facts()
         if digest is not None and digest != self.digest:
             raise ArgumentError(
-                "draft_memory", self.path, problem=f"was made with another vocabulary than "
-                f"{whose} has: ids "
-                "mean other texts there", remedy="name a file of its own for each tokenizer",
+                "draft_memory", self.path, problem="was made with another vocabulary: ids mean "
+                "other texts there", remedy="name a file of its own for each tokenizer",
             )  # fmt: skip
 
     def _tables(self) -> list[str]:
@@ -254,7 +233,7 @@ class Store(Memory):
         seen = run("PRAGMA data_version").fetchone()[0]
         if seen == self._seen:
             return
-        with self._one_state():
+        with self._transaction("BEGIN"):  # one state for all of it
             _, self.max_tokens, generation = self._facts()
             newest = self._newest if generation == self._generation else 0
             texts, newest = self._texts_after(newest)
@@ -282,18 +261,6 @@ class Store(Memory):
             if text is not None:
                 texts.append(text)
         return texts, newest
-
-    @contextlib.contextmanager
-    def _one_state(self) -> Iterator[None]:
-        """Lets several reads see the same texts."""
-        if self._file.in_transaction:
-            yield
-            return
-        self._file.execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._file.execute("COMMIT")
 
     def texts(self) -> list[RememberedText]:
         """All texts, the oldest first. The ids are views."""
@@ -361,8 +328,7 @@ class Store(Memory):
                 remedy="give this user the right to write it, or name another file",
             )  # fmt: skip
         with self._readable():
-            self._file.execute("BEGIN IMMEDIATE")
-            with self._transaction():
+            with self._transaction("BEGIN IMMEDIATE"):
                 self._read()
                 while self._uses:
                     self._file.execute(
@@ -374,8 +340,12 @@ class Store(Memory):
                 self._erase()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Commits what was begun; undoes it, here and in the file, if anything raises."""
+    def _transaction(self, begin: str) -> Iterator[None]:
+        """A transaction, or a part of one; undone, here and in the file, if anything raises."""
+        if self._file.in_transaction:
+            yield
+            return
+        self._file.execute(begin)
         try:
             yield
             self._file.execute("COMMIT")

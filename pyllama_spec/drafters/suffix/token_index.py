@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,6 @@ _INT = np.dtype("=i4")
 _MIN_BITS, _MAX_BITS = 10, 26
 # Places that NumPy sorts at once: larger sorts leave the processor's cache.
 _BLOCK = 1 << 15
-
-
-class Place(NamedTuple):
-    """A place in a text, with the length of its match."""
-
-    match_length: int
-    at: int
 
 
 def table_bits(capacity: int) -> int:
@@ -152,21 +145,25 @@ class TokenIndex:
 
     # ---- reading
 
-    def places(self, tail: Sequence[int]) -> list[Place]:
-        """The places where the text has the tokens of `tail`, those with the longest match only."""
+    def places(self, tail: Sequence[int]) -> tuple[int, list[int]]:
+        """The places that the longest match of the end of `tail` is before, the newest first.
+
+        Returns:
+            The length of the match, and the places; (0, []) for none.
+        """
         for k in ORDERS:
             if len(tail) >= k:
-                places = self._follow(k, tail)
+                length, places = self._follow(k, tail)
                 if places:
-                    return places
-        return []
+                    return length, places
+        return 0, []
 
-    def _follow(self, k: int, tail: Sequence[int]) -> list[Place]:
+    def _follow(self, k: int, tail: Sequence[int]) -> tuple[int, list[int]]:
         links, ending = self._links[k], list(tail[-MAX_MATCH:])
         most = longest = len(ending)
         gram = ending[-k:]
         at = self._heads[k][self._bucket(k, gram)]
-        places: list[Place] = []
+        places: list[int] = []
         for _ in range(_MAX_STEPS):
             if at < k:
                 break
@@ -175,11 +172,11 @@ class TokenIndex:
                 longest = n
                 places.clear()
             if n and n == longest:
-                places.append(Place(n, at))
+                places.append(at)
                 if n == most and len(places) == _MAX_PLACES:
                     break
             at = links[at]
-        return places[:_MAX_PLACES]
+        return longest, places[:_MAX_PLACES]
 
     def _n_equal(self, k: int, at: int, ending: list[int], gram: list[int]) -> int:
         """The number of equal tokens before a place and the tail's end; 0 for fewer than k."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.suffix.drafter import Suffix
-from pyllama_spec.drafters.suffix.memory import RememberedText, most_useful
+from pyllama_spec.drafters.suffix.memory import Memory, RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
 from pyllama_spec.drafters.suffix.store import Store
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
@@ -20,10 +20,21 @@ from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
-# A store holds a conversation in parts: what a turn added, after the MAX_MATCH tokens before it. A
-# turn that continues the middle of a text, after its whole question, drops the rest of that text,
-# as the thoughts of an answer are dropped. One that continues within the question shows that two
-# conversations begin alike, as with a system prompt.
+# A file's text is remembered in parts of so many tokens, each after the last ones of the one before
+# it, so that a file is chained like a conversation.
+PART_TOKENS = 1 << 14
+# Files with more bytes than this are data, not written text.
+MAX_FILE_BYTES = 16 << 20
+# The maximum number of held-out tokens to replay.
+_PLAYED_TOKENS = 20_000
+_HELD_OUT_EVERY = 10
+# The overlap that shows a text of which only one end is left.
+_PIECE_BYTES = 16
+_MINUTES_PER_DAY = 24 * 60
+
+Progress = Callable[[float], None]
+# Given tokens and the index of the first one: the commits of them.
+Commits = Callable[[list[int], int], Iterable[Committed]]
 
 # By the place of a text: see parents_of().
 Parents = dict[int, tuple[int, int] | None]
@@ -32,8 +43,11 @@ Parents = dict[int, tuple[int, int] | None]
 def parents_of(texts: Sequence[RememberedText], chosen: set[int]) -> Parents:
     """The parents of some texts, and their parents, up to the first text.
 
-    By its place the place of the text before and how many tokens of that count, the leading
-    ones included; None for one that begins a conversation.
+    A store holds a conversation in parts: what a turn added, after the MAX_MATCH tokens before it.
+
+    Returns:
+        By its place the place of the text before and how many tokens of that count, the leading
+        ones included; None for one that begins a conversation.
     """
     places = {one.key: i for i, one in enumerate(texts)}
     parents: Parents = {}
@@ -42,66 +56,10 @@ def parents_of(texts: Sequence[RememberedText], chosen: set[int]) -> Parents:
         while at is not None and at not in parents:
             before = places.get(texts[at].parent)
             # Of a forged file the numbers may be any.
-            is_before = before is not None and before < at and before >= 0
-            n = texts[at].n_before
-            parents[at] = (before, n) if before is not None and is_before else None
+            is_before = before is not None and before < at
+            parents[at] = (before, texts[at].n_before) if before is not None and is_before else None
             at = before if is_before else None
     return parents
-
-
-def with_their_conversations(
-    texts: Sequence[RememberedText],
-    parents: Parents,
-    found: set[int],
-    is_before: Callable[[int, int], bool],
-) -> set[int]:
-    """Some texts of a store with the other parts of their conversations.
-
-    A beginning that others share is of the conversation that had it first, and stays with that.
-    """
-    # Of a shorter text than what leads on, what continues it has all.
-    short = {t.ids.tobytes(): i for i, t in enumerate(texts) if len(t.ids) <= MAX_MATCH}
-    parts: dict[int, set[int]] = {i: {i} for i in range(len(texts))}
-
-    def join(i: int, j: int) -> None:
-        if parts[i] is not parts[j]:
-            parts[i] |= parts[j]
-            for k in parts[j]:
-                parts[k] = parts[i]
-
-    have_read, goes_on = set(), set()
-    for j, text in enumerate(texts):
-        parent = parents[j]
-        if parent is None:
-            for n in range(1, min(MAX_MATCH, len(text.ids) - 1) + 1):
-                i = short.get(text.ids[:n].tobytes())
-                if i is not None and i < j:
-                    join(i, j)
-            continue
-        i, end = parent
-        is_whole = end == len(texts[i].ids) or texts[i].origins[: end + 1].any()
-        if is_whole or i in goes_on:
-            join(i, j)
-            goes_on.add(j)
-        elif i in have_read or (i in found and is_before(i, end)):
-            have_read.add(j)
-    return set().union(*(parts[i] for i in found | have_read))
-
-
-# A file's text is remembered in parts of so many tokens.
-PART_TOKENS = 1 << 14
-# Files with more bytes than this are data, not written text.
-MAX_FILE_BYTES = 16 << 20
-# The maximum number of held-out tokens to replay.
-_PLAYED_TOKENS = 20_000
-_HELD_OUT_EVERY = 10
-# The overlap that shows a text remembered in two parts.
-_PIECE_BYTES = 16
-_MINUTES_PER_DAY = 24 * 60
-
-Progress = Callable[[float], None]
-# Given tokens and the index of the first one: the commits of them.
-Commits = Callable[[list[int], int], Iterable[Committed]]
 
 
 class Played(NamedTuple):
@@ -121,27 +79,21 @@ class Played(NamedTuple):
         """Tokens per round; 1 for plain decoding."""
         return self.n_tokens / max(self.n_rounds, 1)
 
-    def plus(self, other: Played) -> Played:
-        """The sum of both counts."""
-        return Played(*map(sum, zip(self, other, strict=True)))
 
-
-class Found(NamedTuple):
-    """The files that the user named."""
-
-    files: list[Path]
-    n_links: int
-
-
-def files_below(paths: Iterable[Path]) -> Found:
-    """The named files, and those in named folders except hidden ones.
+def files_below(paths: Iterable[Path]) -> tuple[list[Path], int]:
+    """The named files and those in named folders except hidden ones, and the number of links there.
 
     A link that is named is followed. One in a folder is not: it may lead out of what was named.
     """
     found: list[Path] = []
     n_links = 0
     for path in paths:
-        _check_readable(path)
+        try:
+            path.stat()
+        except OSError as error:
+            raise ArgumentError(
+                problem=f"{path} cannot be read: {error.strerror}", remedy="give files or folders"
+            ) from None
         if not path.is_dir():
             found.append(path)
             continue
@@ -151,23 +103,7 @@ def files_below(paths: Iterable[Path]) -> Found:
             names[:] = sorted(n for n in names if n not in links and not n.startswith("."))
             files = sorted(n for n in files if n not in links and not n.startswith("."))
             found += [Path(folder, name) for name in files]
-    return Found(found, n_links)
-
-
-def _check_readable(path: Path) -> None:
-    try:
-        path.stat()
-        if not os.access(path, os.R_OK):
-            raise PermissionError
-    except PermissionError:
-        raise ArgumentError(
-            problem=f"{path} cannot be read by this user",
-            remedy="give the right to read it, or leave it out",
-        ) from None  # fmt: skip
-    except OSError:
-        raise ArgumentError(
-            problem=f"{path} does not exist", remedy="give files or folders"
-        ) from None
+    return found, n_links
 
 
 def text_of(path: Path) -> str:
@@ -184,7 +120,9 @@ def text_of(path: Path) -> str:
 def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
     """A text as parts of PART_TOKENS ids. Names of special tokens stay text."""
     ids = vocab.tokenize(text, add_special=False, parse_special=False) if text else []
-    return [ids[at : at + PART_TOKENS] for at in range(0, len(ids), PART_TOKENS)]
+    return [
+        ids[max(at - MAX_MATCH, 0) : at + PART_TOKENS] for at in range(0, len(ids), PART_TOKENS)
+    ]
 
 
 def build(
@@ -238,14 +176,12 @@ def play(
 
 def play_all(drafter: Drafter, requests: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Played:
     """Replays prompts with their answers, one after the other; see play()."""
-    out = Played()
-    for prompt, answer in requests:
-        out = out.plus(play(drafter, prompt, answer))
-    return out
+    results = [Played(), *(play(drafter, prompt, answer) for prompt, answer in requests)]
+    return Played(*map(sum, zip(*results, strict=True)))
 
 
 def played(store: Store, texts: Iterable[Sequence[int]]) -> Played:
-    """Replays the first of some texts with a store, without writing to it."""
+    """Replays the first of some texts with what a store holds, without writing to it."""
     parts: list[tuple[Sequence[int], Sequence[int]]] = []
     room = _PLAYED_TOKENS
     for text in texts:
@@ -255,112 +191,24 @@ def played(store: Store, texts: Iterable[Sequence[int]]) -> Played:
     return play_all(Suffix(store=_Untouched(store)), parts)
 
 
-class _Untouched:
-    """A read-only store."""
+class _Untouched(Memory):
+    """What a store holds, without its file."""
 
     def __init__(self, store: Store) -> None:
+        super().__init__(store.max_tokens)
         self.index = store.index
-
-    def refresh(self) -> None:
-        """Does nothing."""
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
         """Does nothing."""
 
-    def note_use(self, at: int, n: int) -> None:
-        """Does nothing."""
-
-
-def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
-    """For each text, whether it continues another one.
-
-    Of a conversation a store keeps each turn's new part, and of a file parts of PART_TOKENS.
-    """
-    known = store.texts()
-    places = {one.key: i for i, one in enumerate(known)}
-    parents = parents_of(known, {places[one.key] for one in texts})
-
-    def is_later(i: int) -> bool:
-        parent = parents[i]
-        continues = parent is not None and parent[1] > MAX_MATCH
-        return continues or (i > 0 and len(known[i - 1].ids) == PART_TOKENS)
-
-    return [is_later(places[one.key]) for one in texts]
-
-
-def is_part(data: bytes, wanted: bytes) -> bool:
-    """Whether a text contains another one, lies in it, or overlaps it at one of its ends.
-
-    A conversation is remembered in parts: what one has the end of, the other one has the rest of.
-    """
-    if wanted in data or (data and data in wanted):
-        return True
-    for n in range(min(_PIECE_BYTES, len(wanted)), min(len(wanted), len(data)) + 1):
-        if data.endswith(wanted[:n]) or data.startswith(wanted[-n:]):
-            return True
-    return False
-
-
-def borders_of(
-    texts: Sequence[RememberedText], parents: Parents
-) -> Iterator[tuple[int, int, int, int]]:
-    """The borders at which one text of a store continues in another.
-
-    Yields:
-        The places of both, and how many tokens of the first come before the border and how many of
-        the second before it again.
-    """
-    for j, text in enumerate(texts):
-        parent = parents[j]
-        if parent is not None:
-            yield parent[0], j, parent[1], MAX_MATCH
-        if not j:
-            continue
-        before = texts[j - 1]
-        # If a part's beginning was known, only the rest is stored.
-        is_part_of_file = len(before.ids) == PART_TOKENS or parents[j - 1] is not None
-        if is_part_of_file and not before.known_origins and not text.known_origins:
-            yield j - 1, j, len(before.ids), 0
-
-
-def is_across(first: bytes, second: bytes, wanted: bytes) -> bool:
-    """Whether a text spans the border between a text and its continuation.
-
-    Either of them may lie in it as a whole.
-    """
-    border = first[-1:] + second[:1]
-    at = wanted.find(border) if len(border) == 2 else -1
-    while at >= 0:
-        head, tail = wanted[: at + 1], wanted[at + 1 :]
-        if (first.endswith(head) or head.endswith(first)) and (
-            second.startswith(tail) or tail.startswith(second)
-        ):
-            return True
-        at = wanted.find(border, at + 1)
-    return False
-
-
-def _across_borders(
-    vocab: Vocab, texts: Sequence[RememberedText], parents: Parents, wanted: bytes
-) -> set[int]:
-    """The texts that contain a text only together with their continuation."""
-    out: set[int] = set()
-    for i, j, end, begin in borders_of(texts, parents):
-        ids = texts[i].ids[:end]
-        first = bytes_of(vocab, ids)
-        # The first token of a text may lose its space, so the second is never read alone.
-        both = np.concatenate([ids, texts[j].ids[begin:]])
-        if is_across(first, bytes_of(vocab, both)[len(first) :], wanted):
-            # What two conversations begin with is of both, and stays with the other one.
-            out |= {i, j} if end == len(texts[i].ids) else {j}
-    return out
-
 
 def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
-    """Removes from a store all texts that contain a text, with their whole conversations.
+    """Removes from a store the files and conversations that contain a text.
 
-    What lies in the text as a whole goes too, and parts of a file or a conversation that have it
-    together.
+    A beginning that conversations share, such as a system prompt, is of the one that had it first.
+
+    Returns:
+        The numbers of removed parts: those with the text, and the others.
     """
     wanted = text.encode()
     if not wanted:
@@ -370,16 +218,54 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
     with store.locked():
         texts = store.texts()
         parents = parents_of(texts, set(range(len(texts))))
-        found = {i for i, one in enumerate(texts) if is_part(bytes_of(vocab, one.ids), wanted)}
-        found |= _across_borders(vocab, texts, parents, wanted)
-
-        def is_before(i: int, n: int) -> bool:
-            return wanted in bytes_of(vocab, texts[i].ids[:n])
-
-        gone = with_their_conversations(texts, parents, found, is_before) if found else found
+        firsts: list[int] = []  # the place of the first part of each one's conversation
+        found: set[int] = set()
+        for i, one in enumerate(texts):
+            ids, first, parent = one.ids, i, parents[i]
+            if parent is not None:
+                ids = np.concatenate([_read_before(texts, parents, i), ids[MAX_MATCH:]])
+                before, end = parent
+                # One that leaves a text within its first question only begins alike.
+                is_answered = (
+                    end == len(texts[before].ids) or texts[before].origins[: end + 1].any()
+                )
+                if is_answered or firsts[before] != before:
+                    # What stands farther before is found in the other parts.
+                    first, ids = firsts[before], ids[-len(one.ids) - len(wanted) :]
+            firsts.append(first)
+            if _is_part(bytes_of(vocab, ids), wanted):
+                found.add(i)
+        gone = {firsts[i] for i in found}
+        kept = [one for one, first in zip(texts, firsts, strict=True) if first not in gone]
         if gone:
-            store.keep([one for i, one in enumerate(texts) if i not in gone])
-    return len(found), len(gone) - len(found)
+            store.keep(kept)
+    return len(found), len(texts) - len(kept) - len(found)
+
+
+def _read_before(
+    texts: Sequence[RememberedText], parents: Parents, i: int
+) -> npt.NDArray[np.int32]:
+    """The tokens of a conversation before the new ones of a part."""
+    parts: list[npt.NDArray[np.int32]] = []
+    parent = parents[i]
+    while parent is not None:
+        before, end = parent
+        parent = parents[before]
+        parts.append(texts[before].ids[MAX_MATCH if parent is not None else 0 : end])
+    return np.concatenate(parts[::-1])
+
+
+def _is_part(data: bytes, wanted: bytes) -> bool:
+    """Whether a text contains another one, lies in it, or overlaps it at one of its ends.
+
+    Of a long conversation the beginning may have left for room.
+    """
+    if wanted in data or (data and data in wanted):
+        return True
+    return any(
+        data.endswith(wanted[:n]) or data.startswith(wanted[-n:])
+        for n in range(min(_PIECE_BYTES, len(wanted)), min(len(wanted), len(data)) + 1)
+    )
 
 
 def bytes_of(vocab: Vocab, ids: npt.NDArray[np.int32]) -> bytes:

@@ -184,10 +184,3 @@ class Acceptance:
             i = bisect_right(_EDGES, p)
             self._steps[i].add(was_right)
             self._by_depth[min(depth, _N_DEPTHS - 1)][i].add(was_right)
-
-    def table(self) -> list[tuple[float, float, float]]:
-        """For a plot: the middle of each step of probability, its rate, its weight."""
-        return [
-            (middle, one.after(middle), one.expected)
-            for middle, one in zip(_MIDDLES, self._steps, strict=True)
-        ]

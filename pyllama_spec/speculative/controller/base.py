@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop, name_of_class
 
@@ -184,10 +184,6 @@ class Controller:
     def reason_off(self, seq: int) -> str | None:
         """The reason why drafting is disabled for a sequence; None if it is enabled."""
         return None
-
-    def describe(self) -> dict[str, Any]:
-        """Facts for `doctor` and `bench`; {} for none."""
-        return {}
 
 
 class FixedLength(Controller):

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyllama_spec.speculative.controller.base import ControllerLimits, KnownCosts, Span, Spent
 
@@ -299,15 +298,6 @@ class RoundCosts:
         self._n_drafts += 1
         if not is_late:
             self._draft_curve(len(by_model)).add(n, seconds)
-
-    def describe(self) -> dict[str, Any]:
-        """The milliseconds of one sequence in a short context."""
-        known = self.known()
-        return {
-            "verify_ms": {n: round(1e3 * s, 4) for n, s in known.verify.items()},
-            "draft_ms": {n: round(1e3 * s, 4) for n, s in known.draft.items()},
-            "rest_ms": 1e3 * self.rest(1),
-        }
 
 
 @dataclass(slots=True)

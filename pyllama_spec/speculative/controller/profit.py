@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyllama_spec.drafters.base import DraftStop
 from pyllama_spec.errors import ArgumentError
@@ -579,14 +578,6 @@ class ProfitController(Controller):
         """The reason while drafting is disabled."""
         state = self._sequences.get(seq)
         return None if state is None or state.is_on else REASON
-
-    def describe(self) -> dict[str, Any]:
-        """The curves, the calibration and the gain of a round."""
-        return {
-            **self.costs.describe(),
-            "gain": self._worth.per_round(self._prices_of_last),
-            "calibration": [list(row) for row in self.acceptance.table()],
-        }
 
 
 # "profit", "fixed", "off", or an object; None for profit, but fixed where p_min is given.

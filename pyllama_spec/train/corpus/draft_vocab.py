@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,30 +43,35 @@ def choose_draft_vocab(
     sequences: Sequence[TextSequence], n_vocab: int, size: int, always: Iterable[int]
 ) -> DraftVocab:
     """Chooses the most frequent tokens of a corpus."""
-    weight, answers = token_weights(sequences, n_vocab)
     kept = sorted({*always})
     if not len(kept) <= size <= n_vocab:
         raise ArgumentError(
             "n_draft_vocab", size, f"{len(kept)} to {n_vocab}, the size of the target's vocabulary"
         )
-    weight[kept] = np.inf
-    # Among tokens that are equally frequent the smaller ids, which merges made earlier.
-    order = np.lexsort((np.arange(n_vocab), -weight))
-    d2t = np.sort(order[:size]).astype(np.int64)
-    t2d = np.full(n_vocab, -1, np.int64)
-    t2d[d2t] = np.arange(size)
-    coverage = float(answers[d2t].sum() / max(answers.sum(), 1))
-    return DraftVocab(d2t, t2d, coverage)
+    order = _by_frequency(sequences, n_vocab, kept)
+    return known_draft_vocab(sequences, n_vocab, np.sort(order[:size]).astype(np.int64))
 
 
 def known_draft_vocab(
     sequences: Sequence[TextSequence], n_vocab: int, d2t: npt.NDArray[np.int64]
 ) -> DraftVocab:
-    """An earlier choice, and its coverage of this corpus."""
+    """A choice of tokens, and its coverage of a corpus."""
     t2d = np.full(n_vocab, -1, np.int64)
     t2d[d2t] = np.arange(len(d2t))
     _, answers = token_weights(sequences, n_vocab)
     return DraftVocab(d2t, t2d, float(answers[d2t].sum() / max(answers.sum(), 1)))
+
+
+def _by_frequency(
+    sequences: Sequence[TextSequence], n_vocab: int, always: Sequence[int]
+) -> npt.NDArray[np.intp]:
+    """The tokens, the most frequent first.
+
+    Among tokens that are equally frequent the smaller ids come first, which merges made earlier.
+    """
+    weight, _ = token_weights(sequences, n_vocab)
+    weight[always] = np.inf
+    return np.lexsort((np.arange(n_vocab), -weight))
 
 
 def ending_tokens(vocab: Vocab) -> list[int]:
@@ -86,28 +91,15 @@ _N_STEPS, _RATE, _VERIFY = 4, 0.7, 1.3
 _BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 
 
-@dataclass(frozen=True, slots=True)
-class HeadBytes:
-    """The bytes of a head by its vocabulary size."""
-
-    fixed: float  # the bytes that do not depend on the vocabulary size
-    per_token: float  # the bytes per token
-
-    def of(self, size: int) -> float:
-        """The bytes of a head with n tokens."""
-        return self.fixed + size * self.per_token
-
-
 def head_bytes(
     small: Mapping[str, tuple[int, ...]],
     large: Mapping[str, tuple[int, ...]],
     n_more: int,
     export_type: str,
-) -> HeadBytes:
+) -> Callable[[int], float]:
     """The bytes by vocabulary size, from the tensors of heads with one token and n_more more."""
     first, second = (sum(map(math.prod, sizes.values())) for sizes in (small, large))
-    per_token = (second - first) / n_more * _BYTES[export_type]
-    return HeadBytes(first * _BYTES[export_type] - per_token, per_token)
+    return lambda size: _BYTES[export_type] * (first + (size - 1) * (second - first) / n_more)
 
 
 def coverage(
@@ -122,24 +114,22 @@ def coverage(
     included = sorted({*always})
     total, by_rank = 0, np.zeros(n_vocab, np.int64)
     for half in (0, 1):
-        weight, _ = token_weights(sequences[half::2], n_vocab)
-        weight[included] = np.inf
+        order = _by_frequency(sequences[half::2], n_vocab, included)
         _, answers = token_weights(sequences[1 - half :: 2], n_vocab)
-        by_rank += answers[np.lexsort((np.arange(n_vocab), -weight))]
+        by_rank += answers[order]
         total += int(answers.sum())
     return np.concatenate([[0.0], np.cumsum(by_rank) / max(total, 1)])
 
 
 def choose_size(
-    covered: npt.NDArray[np.float64], weighs: HeadBytes, target_bytes: int, n_least: int
+    covered: npt.NDArray[np.float64],
+    weighs: Callable[[int], float],
+    target_bytes: int,
+    n_least: int,
 ) -> int:
     """Chooses the size with most tokens per byte, up to a tenth of the target if possible.
 
-    Args:
-        covered: the result of coverage().
-        weighs: gives the head's bytes by vocabulary size.
-        target_bytes: the bytes of the target's weights.
-        n_least: the least number of tokens.
+    `covered` is the result of coverage(); `weighs` gives the head's bytes by size.
     """
     n_vocab = len(covered) - 1
     least = -(-max(n_least, _LEAST) // _STEP) * _STEP
@@ -147,12 +137,12 @@ def choose_size(
         return n_vocab
     sizes: list[int] = [*range(least, n_vocab, _STEP), n_vocab]
     max_bytes = _SHARE_OF_TARGET * target_bytes
-    if weighs.of(least) <= max_bytes:
-        sizes = [size for size in sizes if weighs.of(size) <= max_bytes]
+    if weighs(least) <= max_bytes:
+        sizes = [size for size in sizes if weighs(size) <= max_bytes]
 
     def per_byte(size: int) -> float:
         rate = _RATE * float(covered[size])
         tokens: float = sum(rate**i for i in range(_N_STEPS + 1))
-        return tokens / (_VERIFY * target_bytes + _N_STEPS * weighs.of(size))
+        return tokens / (_VERIFY * target_bytes + _N_STEPS * weighs(size))
 
     return max(sizes, key=per_byte)

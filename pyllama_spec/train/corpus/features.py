@@ -1,16 +1,8 @@
 """Features of the corpus: the target's layer inputs and likeliest next tokens, per token.
 
-Two sources with one face. Stored features were written while the text was generated, or in a pass
-over it here; live ones are computed when they are asked for, where the disk has no room. Either way
-they come from the engine and the very file that will decode: a quantised target's rows are not the
-original's.
-
-Of a sequence of n tokens (dtypes as in generate.TargetFeatures):
-
-    rows       [n, n_layers * n_embd]   what enters each of target_layers at each token
-    top_ids    [n, k]                   the likeliest tokens after it, the likeliest first
-    top_log_p  [n, k]                   their log-probabilities in the whole vocabulary: the
-                                        other tokens have the rest; -inf where nothing is learned
+Stored features were written while the text was generated, or in a pass over it here; live ones are
+computed when they are asked for, where the disk has no room. Either way they come from the engine
+and the very file that will decode: a quantised target's rows are not the original's.
 """
 
 from __future__ import annotations
@@ -24,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.train.corpus.generate import (
@@ -65,13 +58,9 @@ def feature_folder(work: Path, layers: Sequence[int]) -> Path:
 
 
 class FeatureStore:
-    """The features of whole shards.
+    """The features of whole shards, of at most `max_bytes`.
 
-    Args:
-        folder: the folder of the features; created if missing.
-        identity: the corpus's identity, with the layers and the number of likeliest tokens.
-        token_bytes: bytes of the features of one token.
-        max_bytes: the most bytes of all features.
+    `identity` is the corpus's, with the layers and the number of likeliest tokens.
     """
 
     def __init__(
@@ -163,8 +152,7 @@ class LiveFeatures:
         n = min(len(before), len(tokens) - 1)
         if np.any(wanted[:n]):
             n = int(np.argmax(wanted))
-        differs = np.flatnonzero(before[:n] != tokens[:n])
-        n = int(differs[0]) if len(differs) else n
+        n = n_common_ids(before[:n], tokens[:n])
         # A window may have lost what stands before it.
         if n > 0 and memory.rollback(0, n) and memory.positions(0)[0] == 0:
             return n
@@ -244,14 +232,13 @@ def store_features(
     n_shards: int,
     store: FeatureStore,
     make_live: Callable[[], LiveFeatures],
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Computes the missing features of shards, as far as the store's limit allows."""
     missing = [i for i in range(n_shards) if not store.has(i, texts.sha256(i))]
-    total = sum(texts.n_tokens(shard) for shard in missing)
+    total, done = sum(texts.n_tokens(shard) for shard in missing), 0
     if not total:
         return
-    done = 0
     with closing(make_live()) as live, interruptions() as interrupted:
         for shard in missing:
             if not store.has_room(texts.n_tokens(shard)):
@@ -260,8 +247,7 @@ def store_features(
             for sequence in texts.read(shard):
                 features.append(live.of(sequence))
                 done += len(sequence.tokens)
-                if on_progress is not None:
-                    on_progress(done, total)
+                on_progress(done, total)
                 if interrupted.is_set():
                     raise KeyboardInterrupt
             store.put(shard, texts.sha256(shard), features)

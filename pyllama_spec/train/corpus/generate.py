@@ -2,9 +2,9 @@
 
 A task is one or two requests on a sequence: the user's turn, if the target writes it, and the
 answer. The prompt that all tasks share is decoded once per sequence; a longer rest has a decode of
-its own, so that how its rows are computed does not depend on what else runs; a shorter one is read
-a token a round beside the others. So a text comes out the same whatever runs beside it, on the CPU
-with types whose rows do not depend on the batch, and an interrupted run can continue where it was.
+its own, a shorter one is read a token a round beside the others. So a text comes out the same
+whatever runs beside it, on the CPU with types whose rows do not depend on the batch, and an
+interrupted run can continue where it was.
 """
 
 from __future__ import annotations
@@ -26,22 +26,15 @@ from pyllama_spec.train.errors import TrainError
 _BLOCK = 64
 
 
-@dataclass(frozen=True, slots=True)
-class TopK:
-    """The likeliest tokens of a distribution with their log-probabilities."""
+TopK = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+"""The ids of the likeliest tokens, [k], and their log-probabilities in the whole distribution.
 
-    ids: npt.NDArray[np.int64]  # [k] int64, the likeliest first; the smaller id first if equal
-    # [k] float32, natural logarithms of their probabilities in the whole distribution
-    log_p: npt.NDArray[np.float32]
+The likeliest is first; of equal ones the smaller id.
+"""
 
 
 def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
-    """The k likeliest tokens of a row, or all if there are fewer.
-
-    Args:
-        logits: [n_vocab] float32.
-        k: the number of tokens.
-    """
+    """The k likeliest tokens of a row, [n_vocab] float32, or all if there are fewer."""
     highest = logits.max()  # nan where one of them is
     if not np.isfinite(highest):
         raise TrainError(
@@ -49,7 +42,7 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
             "again"
         )
     k = min(k, len(logits))
-    ids = _at_least(logits, _bound(logits, k))
+    ids = np.flatnonzero(logits >= np.float32(_bound(logits, k))).astype(np.int64, copy=False)
     if len(ids) > k:
         # Equal logits at the edge: the smaller ids stay, whatever the partition does with them.
         values = logits[ids]
@@ -58,7 +51,7 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
         ids = np.concatenate((above, ids[values == edge][: k - len(above)]))
     ids = ids[np.lexsort((ids, -logits[ids]))]
     log_sum = highest + np.log(np.exp(logits - highest).sum())
-    return TopK(ids, logits[ids] - log_sum)
+    return ids, logits[ids] - log_sum
 
 
 def _bound(logits: npt.NDArray[np.float32], k: int) -> float:
@@ -73,19 +66,15 @@ def _bound(logits: npt.NDArray[np.float32], k: int) -> float:
     return float(np.partition(blocks.max(axis=0), n_blocks - k)[n_blocks - k])
 
 
-def _at_least(logits: npt.NDArray[np.float32], bound: float) -> npt.NDArray[np.int64]:
-    return np.flatnonzero(logits >= np.float32(bound)).astype(np.int64, copy=False)
-
-
 def draw(top: TopK, temperature: float, rng: np.random.Generator) -> int:
     """Draws a token of the likeliest ones; the first one at temperature 0.
 
     The largest of log p / temperature + Gumbel noise has the distribution of a draw (Gumbel-max).
     """
+    ids, log_p = top
     if temperature <= 0:
-        return int(top.ids[0])
-    noise = rng.gumbel(size=len(top.ids))
-    return int(top.ids[int(np.argmax(top.log_p / temperature + noise))])
+        return int(ids[0])
+    return int(ids[int(np.argmax(log_p / temperature + rng.gumbel(size=len(ids))))])
 
 
 # Longer rests of prompts than that have a decode of their own.
@@ -121,9 +110,10 @@ def token_bytes(width: int, k: int) -> int:
 
 def set_top(features: TargetFeatures, i: int, top: TopK) -> None:
     """Records the distribution after token i."""
-    n = min(len(top.ids), features.top_ids.shape[1])
-    features.top_ids[i, :n] = top.ids[:n]
-    features.top_log_p[i, :n] = top.log_p[:n]
+    ids, log_p = top
+    n = min(len(ids), features.top_ids.shape[1])
+    features.top_ids[i, :n] = ids[:n]
+    features.top_log_p[i, :n] = log_p[:n]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,8 @@ def _bucket(sequence: TextSequence) -> int:
 def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], list[int]]:
     """Splits sequences into training ones and greedy held-out ones of about max_tokens tokens.
 
-    Held-out text is greedy, as greedy chains are compared with it: sampled answers to held-out
-    prompts are left out of both parts. At least one prompt is held out. A corpus with a single
-    prompt is measured on itself.
+    Sampled answers to held-out prompts are left out of both parts. At least one prompt is held out;
+    a corpus with a single prompt is measured on itself.
     """
     buckets = [_bucket(sequence) for sequence in corpus.sequences]
     pairs = list(zip(buckets, corpus.sequences, strict=True))
@@ -46,11 +45,7 @@ def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], lis
 def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
     """The batches of an epoch: shuffled indices into `lengths`, up to batch_tokens tokens each.
 
-    Args:
-        lengths: the number of tokens of each sequence.
-        batch_tokens: the most tokens of a batch; a longer sequence gets its own batch.
-        seed: the seed of the run.
-        epoch: the number of the epoch; each has its own order.
+    A longer sequence gets its own batch; each epoch has its own order.
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(lengths)).tolist()
     batches: list[list[int]] = [[]]

@@ -144,11 +144,6 @@ class Corpus:
     sha256: str  # the SHA-256 of all token ids and masks
 
     @property
-    def n_tokens(self) -> int:
-        """All tokens, prompts included."""
-        return sum(len(s.tokens) for s in self.sequences)
-
-    @property
     def n_answer(self) -> int:
         """The number of answer tokens."""
         return sum(s.n_answer for s in self.sequences)

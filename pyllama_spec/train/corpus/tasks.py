@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
-from pyllama_spec.chat.prompts import check_fits
 from pyllama_spec.chat.template import ChatTemplate
-from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
+from pyllama_spec.engine import Model
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.speculative.sequence import n_common
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.errors import TrainError
 
@@ -29,13 +29,15 @@ _SUBJECTS = Path(__file__).with_name("subjects.txt")
 _SLOT = re.compile(r"\{(\w+)\}")
 
 
+@cache
 def read_prompt_seeds() -> list[str]:
-    """Reads the seeds, one per line; {kind} stands for a subject of that kind."""
+    """The seeds, one per line; {kind} stands for a subject of that kind."""
     return _SEEDS.read_text(encoding="utf-8").split("\n")[:-1]
 
 
+@cache
 def read_subjects() -> dict[str, list[str]]:
-    """Reads the subjects by kind."""
+    """The subjects by kind."""
     subjects: dict[str, list[str]] = {}
     for line in _SUBJECTS.read_text(encoding="utf-8").split("\n")[:-1]:
         kind, _, subject = line.partition(": ")
@@ -53,21 +55,15 @@ def is_whole(prompt_seed: str) -> bool:
     return prompt_seed.endswith((".", "?", "!"))
 
 
-class PromptSeeds:
-    """Draws prompt seeds with equal probability."""
+def draw_prompt_seed(rng: np.random.Generator) -> str:
+    """Draws a seed, all with equal probability, and fills in its subjects."""
+    lines, subjects = read_prompt_seeds(), read_subjects()
 
-    def __init__(self) -> None:
-        self._lines, self._subjects = read_prompt_seeds(), read_subjects()
+    def subject(slot: re.Match[str]) -> str:
+        of_kind = subjects[slot[1]]
+        return of_kind[int(rng.integers(len(of_kind)))]
 
-    def draw(self, rng: np.random.Generator) -> str:
-        """Draws a seed, and fills in its subjects."""
-        line = self._lines[int(rng.integers(len(self._lines)))]
-
-        def subject(slot: re.Match[str]) -> str:
-            of_kind = self._subjects[slot[1]]
-            return of_kind[int(rng.integers(len(of_kind)))]
-
-        return _SLOT.sub(subject, line)
+    return _SLOT.sub(subject, lines[int(rng.integers(len(lines)))])
 
 
 # The share of complete prompt seeds that get no further words.
@@ -87,153 +83,119 @@ class Task:
     max_user: int | None = None
 
 
-class TaskSource(Protocol):
-    """The source of tasks by number.
+@dataclass(frozen=True, slots=True)
+class TaskSource:
+    """The source of tasks by number."""
 
-    Attributes:
-        shared: the common prefix of all prompts; shorter than every prompt.
-        after_user: ids between the target's user turn and the answer.
-    """
-
-    shared: list[int]
-    after_user: list[int]
-
-    def task(self, number: int) -> Task | None:
-        """The task of a number; None when there are no more."""
+    task: Callable[[int], Task | None]  # the task of a number; None when there are no more
+    shared: list[int]  # the common prefix of all prompts; shorter than every prompt
+    after_user: list[int]  # ids between the target's user turn and the answer
 
 
 def _new_task(config: CorpusConfig, number: int, prompt: list[int], *, writes_user: bool) -> Task:
     rng = np.random.default_rng([config.seed, number])
     is_greedy = rng.random() < config.greedy_share
     temperature = 0.0 if is_greedy else config.temperature
-    return Task(number, prompt, temperature, rng, writes_user)
+    return Task(number, list(prompt), temperature, rng, writes_user)
 
 
-class OwnPrompts:
+def own_prompts(model: Model, config: CorpusConfig) -> TaskSource:
     """Tasks in which the target writes the user turn, up to which its template is rendered.
 
     A share of the turns begins with one of our prompt seeds, so that all kinds of tasks occur. A
     seed that is a whole request is used unchanged every second time.
     """
+    chat = ChatTemplate.of_model(model).render([{"role": "user", "content": "Hello"}])
+    if len(chat.spans) != 1:
+        raise UnsupportedError(
+            f"the chat template of {model.path.name} does not show where the user's text is, "
+            "so the target cannot write it; give your own prompts (--prompts)"
+        )
+    vocab, (start, end) = model.vocab, chat.spans[0]
+    before = vocab.tokenize(chat.text[:start], add_special=False, parse_special=True)
+    if vocab.adds_bos and vocab.bos is not None and before[:1] != [vocab.bos]:
+        before.insert(0, vocab.bos)
+    after_user = vocab.tokenize(chat.text[end:], add_special=False, parse_special=True)
+    if not before or not after_user:
+        raise UnsupportedError(
+            f"the chat template of {model.path.name} puts nothing around the user's text, so "
+            "its end is unknown; give your own prompts (--prompts)"
+        )
 
-    def __init__(self, model: Model, config: CorpusConfig) -> None:
-        self._config = config
-        chat = ChatTemplate.of_model(model).render([{"role": "user", "content": "Hello"}])
-        if len(chat.spans) != 1:
-            raise UnsupportedError(
-                f"the chat template of {model.path.name} does not show where the user's text is, "
-                "so the target cannot write it; give your own prompts (--prompts)"
-            )
-        start, end = chat.spans[0]
-        before, after = chat.text[:start], chat.text[end:]
-        vocab = model.vocab
-        self._before = vocab.tokenize(before, add_special=False, parse_special=True)
-        if vocab.adds_bos and vocab.bos is not None and self._before[:1] != [vocab.bos]:
-            self._before.insert(0, vocab.bos)
-        self.after_user = vocab.tokenize(after, add_special=False, parse_special=True)
-        if not self._before or not self.after_user:
-            raise UnsupportedError(
-                f"the chat template of {model.path.name} puts nothing around the user's text, so "
-                "its end is unknown; give your own prompts (--prompts)"
-            )
-        self.shared = self._before[:-1]
-        self._vocab, self._prompt_seeds = vocab, PromptSeeds()
-
-    def task(self, number: int) -> Task | None:
-        """The task of a number; there is always one."""
-        task = _new_task(self._config, number, list(self._before), writes_user=True)
-        if task.rng.random() >= self._config.prompt_seed_share:
+    def make(number: int) -> Task:
+        task = _new_task(config, number, before, writes_user=True)
+        if task.rng.random() >= config.prompt_seed_share:
             return task
-        prompt_seed = self._prompt_seeds.draw(task.rng)
-        opening = self._vocab.tokenize(prompt_seed, add_special=False, parse_special=False)
-        config = self._config
-        n = len(task.prompt) + len(opening) + config.min_user + len(self.after_user)
+        prompt_seed = draw_prompt_seed(task.rng)
+        opening = vocab.tokenize(prompt_seed, add_special=False, parse_special=False)
+        n = len(before) + len(opening) + config.min_user + len(after_user)
         if n + config.min_answer > config.n_ctx:  # no room for an answer
             return task
         task.prompt += opening
         if is_whole(prompt_seed) and task.rng.random() < _WHOLE_SHARE:
-            task.prompt += self.after_user
+            task.prompt += after_user
             task.writes_user = False
         return task
 
+    return TaskSource(make, before[:-1], after_user)
 
-class Documents:
+
+# Tokens that a document begins with.
+_MIN_BEGUN, _MAX_BEGUN = 4, 24
+
+
+def documents(model: Model, config: CorpusConfig) -> TaskSource:
     """Tasks for a model without a chat template: documents without turns.
 
     The first tokens are drawn at the temperature of user turns, so that no two documents begin
     alike; what follows is learned from, most of it written at temperature 0.
     """
+    first = next((t for t in (model.vocab.bos, model.vocab.eos) if t is not None), None)
+    if first is None:
+        raise UnsupportedError(
+            f"{model.path.name} has neither a chat template nor a token that begins a text: "
+            "give your own prompts (--prompts)"
+        )
+    begin = [first]
 
-    # Tokens that a document begins with.
-    _MIN_BEGUN, _MAX_BEGUN = 4, 24
-
-    def __init__(self, model: Model, config: CorpusConfig) -> None:
-        self._config, vocab = config, model.vocab
-        first = next((t for t in (vocab.bos, vocab.eos) if t is not None), None)
-        if first is None:
-            raise UnsupportedError(
-                f"{model.path.name} has neither a chat template nor a token that begins a text: "
-                "give your own prompts (--prompts)"
-            )
-        self._first = first
-        self.shared: list[int] = []
-        self.after_user: list[int] = []
-
-    def task(self, number: int) -> Task | None:
-        """The task of a number; there is always one."""
-        task = _new_task(self._config, number, [self._first], writes_user=True)
-        task.max_user = int(task.rng.integers(self._MIN_BEGUN, self._MAX_BEGUN + 1))
+    def make(number: int) -> Task:
+        task = _new_task(config, number, begin, writes_user=True)
+        task.max_user = int(task.rng.integers(_MIN_BEGUN, _MAX_BEGUN + 1))
         return task
 
+    return TaskSource(make, [], [])
 
-class FilePrompts:
+
+def file_prompts(model: Model, config: CorpusConfig, path: Path) -> TaskSource:
     """Tasks from a file's prompts, shuffled by seed, in up to max_passes passes."""
+    template, vocab = ChatTemplate.of_model(model), model.vocab
+    max_prompt = config.n_ctx - config.min_answer
+    given = [
+        template.render(one.messages).tokenize(vocab)
+        if one.messages
+        else vocab.tokenize(one.text, parse_special=True)
+        for one in read_prompts(path)
+    ]
+    prompts = [one for one in given if one and len(one) <= max_prompt]
+    if not prompts:
+        raise TrainError(
+            f"every prompt of {path} is longer than {max_prompt} tokens, which "
+            f"n_ctx={config.n_ctx} leaves for it beside an answer of at least "
+            f"{config.min_answer}; give a larger n_ctx"
+        )
+    order = np.random.default_rng(config.seed).permutation(len(prompts))
 
-    def __init__(self, model: Model, config: CorpusConfig, path: Path) -> None:
-        self._config = config
-        self.after_user: list[int] = []
-        template = ChatTemplate.of_model(model)
-        max_prompt = config.n_ctx - config.min_answer
-        given = [_tokens(one, template, model.vocab, config.n_ctx) for one in read_prompts(path)]
-        self.n_too_long = sum(one is None or len(one) > max_prompt for one in given)
-        prompts = [one for one in given if one and len(one) <= max_prompt]
-        if not prompts:
-            raise TrainError(
-                f"every prompt of {path} is longer than {max_prompt} tokens, which "
-                f"n_ctx={config.n_ctx} leaves for it beside an answer of at least "
-                f"{config.min_answer}; give a larger n_ctx"
-            )
-        order = np.random.default_rng(config.seed).permutation(len(prompts))
-        self._prompts = [prompts[i] for i in order]
-        shortest = min(len(prompt) for prompt in prompts)
-        self.shared = _common(prompts)[: shortest - 1]
-
-    def task(self, number: int) -> Task | None:
-        """The prompt of a number; the first pass has each prompt once."""
-        passes, i = divmod(number, len(self._prompts))
-        if passes >= self._config.max_passes:
+    def make(number: int) -> Task | None:
+        passes, i = divmod(number, len(prompts))
+        if passes >= config.max_passes:
             return None
-        task = _new_task(self._config, number, list(self._prompts[i]), writes_user=False)
+        task = _new_task(config, number, prompts[order[i]], writes_user=False)
         if passes:  # a second greedy answer would be the first one again
-            task.temperature = self._config.temperature
+            task.temperature = config.temperature
         return task
 
-
-def _common(prompts: Sequence[list[int]]) -> list[int]:
-    """The common beginning of all prompts."""
-    first, last = min(prompts), max(prompts)
-    n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return first[:n]
-
-
-def _tokens(prompt: Prompt, template: ChatTemplate, vocab: Vocab, n_ctx: int) -> list[int] | None:
-    """The ids of a prompt; None where its bytes alone say that it does not fit."""
-    chat = template.render(prompt.messages) if prompt.messages else None
-    try:
-        check_fits(vocab, prompt.text if chat is None else chat.text, n_ctx)
-    except ContextFullError:
-        return None
-    return vocab.tokenize(prompt.text, parse_special=True) if chat is None else chat.tokenize(vocab)
+    n_shared = min(n_common(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
+    return TaskSource(make, prompts[0][:n_shared], [])
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
@@ -249,10 +211,8 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 def make_source(model: Model, config: CorpusConfig) -> TaskSource:
     """The source of tasks: a file's prompts, else the target's own, or a base model's documents."""
     if config.prompts is not None:
-        return FilePrompts(model, config, config.prompts)
-    if has_template(model):
-        return OwnPrompts(model, config)
-    return Documents(model, config)
+        return file_prompts(model, config, config.prompts)
+    return own_prompts(model, config) if has_template(model) else documents(model, config)
 
 
 def has_template(model: Model) -> bool:

@@ -1,24 +1,17 @@
 """DFlash drafts as a PyTorch module: layers like Qwen3's, computed for many blocks at once.
 
-Rows of features become keys and values of every layer (they are injected); a block is the known
-token and masks, whose rows attend to the features before it and to each other. RoPE turns
-number i with number i + size / 2 here as in the GGUF.
-
-A block that begins at P0 sees the features of x[0] .. x[P0], has x[P0+1] in its first slot, and
-drafts x[P0+2], x[P0+3], ...: depth s is the text's token P0+2+s, which the target's distribution
-after token P0+1+s is about. So a block stands where a chain of EAGLE-3 does.
+Rows of features become keys and values of every layer; a block is the known token and masks, whose
+rows attend to the features before it and to each other. RoPE turns number i with number
+i + size / 2. A block that begins at P0 sees the features of x[0] .. x[P0], has x[P0+1] in its first
+slot, and drafts x[P0+2], x[P0+3], ...: it stands where a chain of EAGLE-3 does.
 
 Induction heads copy the token after an earlier occurrence. The row of a token x[j] shows in its
 first layer input which token that is, and in its last one what the target says next, which is
 x[j+1] where the text is greedy. So heads of the first layer, whose query is the known token of a
 block, find the rows of that token and hand on what the target said there, in the output's own
-directions. Only the slot of the known token has such a query: blocks begin like this where it
-drafts (sample_from_anchor). What follows two tokens later no row says, and rows do not tell the
-token before theirs (R^2 0.05 on SmolLM2).
-
-Heads of the second layer start by attending to the row just before the block, wherever it is: all
-that the target knew when it chose the known token. EAGLE-3 has that row as its input; a block has
-to find it by its position.
+directions. Only the slot of the known token has such a query, so it has to draft. Heads of the
+second layer start by attending to the row just before the block: all that the target knew when it
+chose the known token. EAGLE-3 has that row as its input; a block finds it by its position.
 """
 
 from __future__ import annotations
@@ -35,7 +28,7 @@ from torch import Tensor
 from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train.config import DFlashTrainConfig
-from pyllama_spec.train.corpus.selection import token_counts
+from pyllama_spec.train.corpus.selection import Sample, token_counts
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.attention import Span, attend, spans_of
 from pyllama_spec.train.run.head import (
@@ -48,9 +41,10 @@ from pyllama_spec.train.run.head import (
     normed,
     target_output,
 )
-from pyllama_spec.train.run.init_draft import InitDraft, Keys
+from pyllama_spec.train.run.init_draft import InitDraft, Keys, Sizes, common_sizes
 from pyllama_spec.train.run.kind import Inputs, Kind, sample_of
 from pyllama_spec.train.run.objective import Step, StepLoss, by_expected_length, that_go_on
+from pyllama_spec.train.run.target_weights import block_layers
 from pyllama_spec.train.run.texts import Texts
 
 # The initial scale of a layer's output, and the random part of a layer input's map.
@@ -94,10 +88,7 @@ class DFlashShape(DraftShape):
 
     @property
     def first_slot(self) -> int:
-        """The first slot of a block that drafts.
-
-        Readers of a file without a matrix of followers expect no token of the anchor's slot.
-        """
+        """The first slot that drafts; without followers, readers expect none of the anchor's."""
         return 0 if self.markov_rank else 1
 
     @property
@@ -122,7 +113,7 @@ class DFlashShape(DraftShape):
         """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
         d, r = self.n_embd, self.markov_rank
         sizes: dict[str, tuple[int, ...]] = {
-            "fc.weight": (d, len(self.target_layers) * self.n_embd_target),
+            "fc.weight": (d, len(self.target_layers) * d),
             "enc.output_norm.weight": (d,),
         }
         for i in range(self.n_layer):
@@ -152,14 +143,9 @@ class DFlashHead(DraftHead):
         self.shape = shape
 
     def inject(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The keys and values of features, in every layer.
+        """The keys and values of features, in every layer: of each two [n, n_head_kv, head_size].
 
-        Args:
-            features: [n, n_layers * n_embd_target] float32.
-            positions: [n] int64.
-
-        Returns:
-            For each layer two arrays [n, n_head_kv, head_size].
+        Features are [n, n_layers * n_embd] float32, positions [n] int64.
         """
         rows = self._norm(self._linear(features, "fc.weight"), "enc.output_norm.weight")
         rotation = self._angles(positions)
@@ -178,11 +164,7 @@ class DFlashHead(DraftHead):
         injected: list[tuple[Tensor, Tensor]],  # the result of inject()
         spans: list[Span],  # the features that each block sees
     ) -> Tensor:
-        """Computes the rows of many blocks that give logits.
-
-        Returns:
-            [c, block_size, n_embd] float32, normalised.
-        """
+        """The rows of many blocks that give logits: [c, block_size, n_embd] float32, normalised."""
         shape = self.shape
         slots = torch.arange(shape.block_size, device=anchors.device)
         ids = torch.full((len(anchors), len(slots)), shape.mask_token, device=anchors.device)
@@ -223,7 +205,7 @@ def initialise(
     output: npt.NDArray[np.float32],  # [n_vocab, n_embd] float32, the target's output rows
     # [n_embd] float32, the target's last norm, which is folded into the rows
     output_norm: npt.NDArray[np.float32] | None,
-    # [n_layers * n_embd_target] float32, the RMS of each feature channel
+    # [n_layers * n_embd] float32, the RMS of each feature channel
     channel_rms: npt.NDArray[np.float32],
     seed: int,  # the seed of the random weights
 ) -> None:
@@ -244,8 +226,7 @@ def initialise(
     with torch.no_grad():
         draw_matrices(head, gains, generator)
         fc = head.weight("fc.weight")
-        if shape.n_embd == shape.n_embd_target:
-            fc[:, -shape.n_embd :] += torch.eye(shape.n_embd)
+        fc[:, -shape.n_embd :] += torch.eye(shape.n_embd)
         # A channel that hardly varies carries little information, however small it is.
         floor = 0.1 * np.median(channel_rms)
         fc /= torch.from_numpy(np.maximum(channel_rms, max(floor, 1e-6)).astype(np.float32))
@@ -289,13 +270,8 @@ def set_induction_heads(
     # an initialised head whose first slot drafts, with n_head equal to n_head_kv; any other stays
     # unchanged
     head: DFlashHead,
-    # [n, n_embd_target] float32, the first layer input that the draft reads
-    rows: npt.NDArray[np.float32],
-    tokens: npt.NDArray[np.int64],  # [n] int64, the tokens of these rows
-    last: npt.NDArray[np.float32],  # [n, n_embd_target] float32, the last layer input that it reads
+    seen: Sample,
     counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
-    # [n_layers * n_embd_target] float32, the RMS of each feature channel
-    channel_rms: npt.NDArray[np.float32],
     seed: int,  # the seed of the directions
 ) -> float:
     """Sets two thirds of the heads as induction heads that also look at the row before the block.
@@ -304,25 +280,26 @@ def set_induction_heads(
     """
     shape = head.shape
     d, size = shape.n_embd, shape.head_size
-    if shape.first_slot or shape.n_head != shape.n_head_kv or d != shape.n_embd_target:
+    if shape.first_slot or shape.n_head != shape.n_head_kv:
         return 0.0
     used = max(int(_SHARE * shape.n_head), 1) * size
     n = used // size * (size // 2)
     weights = torch.from_numpy(counts).double() + 0.1
     embedding = normed(head.embedding.double(), shape.rms_eps)
     directions = equal_directions(embedding, weights / weights.sum(), n, seed)
-    scale = torch.from_numpy(np.maximum(channel_rms[:d], 1e-6)).double()
-    x = torch.from_numpy(rows).double() / scale
-    token_map, r2 = fit_token_map(x, (embedding @ directions.T)[torch.from_numpy(tokens)])
+    scale = torch.from_numpy(np.maximum(seen.channel_rms[:d], 1e-6)).double()
+    x = torch.from_numpy(seen.rows).double() / scale
+    token_map, r2 = fit_token_map(x, (embedding @ directions.T)[torch.from_numpy(seen.tokens)])
     if r2 < MIN_R2:
         return r2
     weights[shape.mask_token] = weights.sum()  # as often as all others: it is in most slots
     upright = _one_of(embedding, weights)
-    end_scale = torch.from_numpy(np.maximum(channel_rms[-d:], 1e-6)).double()
-    both = torch.cat((x, torch.from_numpy(last).double() / end_scale), dim=1)
+    last = torch.from_numpy(seen.last)
+    end_scale = torch.from_numpy(np.maximum(seen.channel_rms[-d:], 1e-6)).double()
+    both = torch.cat((x, last.double() / end_scale), dim=1)
     one = _one_of(both, None)
     space = _Space(upright / upright.norm(), used, n, seed)
-    _set_first_layer(head, space, directions, token_map / scale, torch.from_numpy(last))
+    _set_first_layer(head, space, directions, token_map / scale, last)
     with torch.no_grad():
         fc = head.weight("fc.weight")
         fc[:, :d] -= torch.outer(space.upright, one[:d] / scale).float()
@@ -347,14 +324,7 @@ def _is_sure(x: Tensor, weights: Tensor | None, direction: Tensor) -> bool:
 
 
 class _Space:
-    """The directions of a row, and their initial use.
-
-    Attributes:
-        upright: [n_embd], a direction with slots on one side and rows of features on the other.
-        axes: [n_embd, n_embd - 1], the other directions.
-        used: the numbers of the initialised heads.
-        n_token, n_next: the numbers of axes for the token, and for the token after it.
-    """
+    """The directions of a row, and their initial use."""
 
     def __init__(self, upright: Tensor, used: int, n_token: int, seed: int) -> None:
         d = len(upright)
@@ -371,12 +341,8 @@ def _set_first_layer(
 ) -> None:
     """Sets the first layer and the encoding of features.
 
-    Args:
-        head: the draft.
-        space: the layout of a row.
-        directions: [n, n_embd], the directions that distinguish tokens.
-        token_map: [n, n_embd_target], the map from the first layer input to these directions.
-        last: see set_induction_heads().
+    `directions` [n, n_embd] tell tokens apart; `token_map` leads to them from the first layer
+    input.
     """
     d, size, used = head.shape.n_embd, head.shape.head_size, space.used
     n, n_next = space.n_token, space.n_next
@@ -445,9 +411,7 @@ def _set_second_layer(head: DFlashHead, space: _Space, seed: int) -> None:
 class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
     """Drafts that propose a block in one pass."""
 
-    arch = "dflash"
     title = "DFlash"
-    folder = "dflash"
     head_class = DFlashHead
 
     def __init__(self, config: DFlashTrainConfig, model: Model) -> None:
@@ -455,17 +419,17 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         self.n_steps = config.head.n_steps
         self._mask_token = 0
 
-    def shape_of(self, keys: Keys, n_draft_vocab: int) -> DFlashShape:
+    def shape_of(self, keys: Keys, sizes: Sizes, n_draft_vocab: int) -> DFlashShape:
         """See Kind."""
+        info = self.model.info
         return DFlashShape(
-            n_vocab=keys.target.n_vocab,
+            n_vocab=info.n_vocab,
             n_draft_vocab=n_draft_vocab,
-            n_embd_target=keys.target.n_embd,
-            n_layer=keys.number("block_count"),
-            block_size=keys.number("block_size"),
-            mask_token=keys.number(MASK_KEY),
-            markov_rank=keys.sizes.get("markov_w2.weight", (0, 0))[1],
-            **keys.common(),
+            n_layer=int(keys["block_count"]),
+            block_size=int(keys["block_size"]),
+            mask_token=int(keys[MASK_KEY]),
+            markov_rank=sizes.get("markov_w2.weight", (0, 0))[1],
+            **common_sizes(keys),
         )
 
     def shape(self, start: Inputs) -> DFlashShape:
@@ -488,9 +452,7 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         head = DFlashHead(self.shape(start), weights.embedding, start.vocab.d2t)
         seen = sample_of(start)
         initialise(head, weights.output, weights.output_norm, seen.channel_rms, seed)
-        r2 = set_induction_heads(
-            head, seen.rows, seen.tokens, seen.last, counts, seen.channel_rms, seed
-        )
+        r2 = set_induction_heads(head, seen, counts, seed)
         if self.config.head.markov_rank:
             reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
         piece = self.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
@@ -502,6 +464,10 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         head = super().known_head(start, init)
         self.n_steps = head.shape.n_steps
         return head
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See Kind."""
+        return block_layers(n_layer)
 
     def asked(self, head: DFlashHead, texts: Texts, generator: torch.Generator) -> Texts:
         """See Kind: blocks begin at some of the positions."""
@@ -527,12 +493,8 @@ def choose_mask_token(
     """A token without occurrences: its row of the target's embedding becomes the mask's.
 
     A mask token of the vocabulary comes first, then the last control token that neither ends a text
-    nor occurs in one, then the last ordinary one that does not occur, then the rarest.
-
-    Args:
-        vocab: the target's vocabulary.
-        counts: [n_vocab] int64, the occurrences of each token in the text.
-        embedding: [n_vocab, n_embd] float32, the target's embedding.
+    nor occurs in one, then the last ordinary one that does not occur, then the rarest. `counts` are
+    the occurrences of each token in the text, [n_vocab] int64.
     """
     mask = vocab.special("mask")
     if mask is not None:

@@ -1,14 +1,11 @@
 """EAGLE-3 heads: the head as a PyTorch module (docs/eagle3.md), its first weights, its file.
 
-RoPE turns neighbours (2i, 2i+1) here as in the GGUF. The chains of run/chains.py are its objective.
-
-Induction heads. Text repeats itself, and a draft that sees it is right for as long as it does. A
-head of one layer can: the row of x[P] says x[P] in its low layers, so that a query made of the
-token x[P+1] finds the pairs whose row belongs to that same token, and the token of such a pair is
-what followed. (In models of several layers two of them do this together: "induction heads", arXiv
-2209.11895.) Left to itself training finds it late: on SmolLM2, after 2,379 batches, drafts were
-right in 47% of the places where four tokens and what follows had been there before, and a head that
-begins like this is so in 54% before its first batch.
+RoPE turns neighbours (2i, 2i+1) here as in the GGUF. Induction heads copy where a text repeats
+itself: the row of x[P] says x[P] in its low layers, so that a query made of the token x[P+1] finds
+the pairs whose row belongs to that token, and the token of such a pair is what followed. (In models
+of several layers two of them do this together: arXiv 2209.11895.) Left to itself training finds it
+late: on SmolLM2, after 2,379 batches, drafts were right in 47% of the places where four tokens and
+what follows had been there before; a head that begins like this is so in 54% before its first.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from torch import Tensor
 
 from pyllama_spec.engine import Model
 from pyllama_spec.train.config import Eagle3TrainConfig
-from pyllama_spec.train.corpus.selection import token_counts
+from pyllama_spec.train.corpus.selection import Sample, token_counts
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.chains import ChainHead, Pairs
 from pyllama_spec.train.run.head import (
@@ -36,7 +33,7 @@ from pyllama_spec.train.run.head import (
     normed,
     target_output,
 )
-from pyllama_spec.train.run.init_draft import Keys
+from pyllama_spec.train.run.init_draft import Keys, Sizes, common_sizes
 from pyllama_spec.train.run.kind import ChainKind, Inputs, sample_of
 from pyllama_spec.train.run.target_weights import default_layers
 
@@ -60,17 +57,17 @@ class HeadShape(DraftShape):
             **DraftShape.keys(self),
             "block_count": 1,
             "vocab_size": self.n_vocab,
-            "target_hidden_size": self.n_embd_target,
+            "target_hidden_size": self.n_embd,
             # Only where they are on: stock llama.cpp does not know them.
             **({} if self.is_plain else {"fc_norm": True, "norm_output": True}),
         }
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
-        d, t, n_layers = self.n_embd, self.n_embd_target, len(self.target_layers)
+        d, n_layers = self.n_embd, len(self.target_layers)
         return {
-            "fc.weight": (d, n_layers * t),
-            **{f"enc.output_norm.{i}.weight": (t,) for i in range(n_layers) if not self.is_plain},
+            "fc.weight": (d, n_layers * d),
+            **{f"enc.output_norm.{i}.weight": (d,) for i in range(n_layers) if not self.is_plain},
             "blk.0.attn_norm.weight": (d,),
             "blk.0.attn_norm_2.weight": (d,),
             **self.attention_and_ffn("blk.0", 2 * d),
@@ -91,9 +88,9 @@ class Eagle3Head(ChainHead):
         self.shape = shape
 
     def rows_of(self, features: Tensor) -> Tensor:
-        """See ChainHead; features are [n, n_layers * n_embd_target] float32."""
+        """See ChainHead; features are [n, n_layers * n_embd] float32."""
         if not self.shape.is_plain:
-            parts = features.split(self.shape.n_embd_target, dim=-1)
+            parts = features.split(self.shape.n_embd, dim=-1)
             normed = [
                 self._norm(part, f"enc.output_norm.{i}.weight") for i, part in enumerate(parts)
             ]
@@ -143,11 +140,11 @@ def initialise(
     """Sets the initial weights.
 
     The last layer input passes through `fc` as it is, and the output's rows point where the
-    target's do: so the head begins with what the target was about to say, and learns the step
-    beyond it.
+    target's do: the head begins with what the target was about to say, and learns the step beyond
+    it.
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)
-    d, t = shape.n_embd, shape.n_embd_target
+    d = shape.n_embd
     names = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "attn_output", "ffn_down")
     halved = ("attn_output", "ffn_down")
     gains = [("fc.weight", 0.1)]
@@ -155,32 +152,28 @@ def initialise(
     with torch.no_grad():
         draw_matrices(head, gains, generator)
         fc = head.weight("fc.weight")
-        if d == t:
-            fc[:, -t:] += torch.eye(d)
+        fc[:, -d:] += torch.eye(d)
         if shape.is_plain:  # rows of about unit size, as normed ones are
             scale = 1.0 / np.maximum(feature_rms, 1e-6)
-            fc *= torch.from_numpy(scale.astype(np.float32)).repeat_interleave(t)
+            fc *= torch.from_numpy(scale.astype(np.float32)).repeat_interleave(d)
         head.weight("output.weight").copy_(target_output(head, output, output_norm))
 
 
 def set_induction_heads(
     # an initialised head with n_head equal to n_head_kv; any other stays unchanged
     head: Eagle3Head,
-    # [n, n_embd_target] float32, the first layer input that the head reads, at some tokens
-    rows: npt.NDArray[np.float32],
-    tokens: npt.NDArray[np.int64],  # [n] int64, these tokens
+    seen: Sample,
     counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
     seed: int,  # the seed of the directions
 ) -> float:
     """Makes two thirds of the attention heads induction heads, if the input identifies the token.
 
-    Each of them compares tokens along directions of its own, which are scaled to equal spread so
-    that frequent tokens do not look alike. Queries and keys are in the half of a head's numbers
-    that RoPE turns slowest. The copied token is added along the widest directions of the output's
-    rows.
+    Each compares tokens along directions of its own, scaled to equal spread so that frequent tokens
+    do not look alike, in the half of a head's numbers that RoPE turns slowest. The copied token is
+    added along the widest directions of the output's rows.
     """
     shape = head.shape
-    if shape.n_head != shape.n_head_kv or shape.n_embd != shape.n_embd_target:
+    if shape.n_head != shape.n_head_kv:
         return 0.0
     n_heads, half = max(int(_SHARE * shape.n_head), 1), shape.head_size // 2
     n = n_heads * half
@@ -188,7 +181,7 @@ def set_induction_heads(
     weights = torch.from_numpy(counts).double() + 0.1
     weights /= weights.sum()
     directions = equal_directions(embedding, weights, n, seed)
-    token_map, r2 = _fit(head, rows, tokens, embedding @ directions.T)
+    token_map, r2 = _fit(head, seen, embedding @ directions.T)
     if r2 < MIN_R2:
         return r2
     with torch.no_grad():
@@ -211,14 +204,12 @@ def set_induction_heads(
     return r2
 
 
-def _fit(
-    head: Eagle3Head, rows: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], wanted: Tensor
-) -> tuple[Tensor, float]:
-    """The map [n, n_embd_target] from the first layer input to `wanted`, and its R^2."""
-    x = torch.from_numpy(rows.astype(np.float64))
+def _fit(head: Eagle3Head, seen: Sample, wanted: Tensor) -> tuple[Tensor, float]:
+    """The map [n, n_embd] from the first layer input to `wanted`, and its R^2."""
+    x = torch.from_numpy(seen.rows.astype(np.float64))
     if not head.shape.is_plain:
         x = normed(x, head.shape.rms_eps)
-    return fit_token_map(x, wanted[torch.from_numpy(tokens)])
+    return fit_token_map(x, wanted[torch.from_numpy(seen.tokens)])
 
 
 def _output_map(
@@ -238,7 +229,6 @@ def _output_map(
 class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
     """Heads of one layer that draft a token per step."""
 
-    arch = "eagle3"
     title = "EAGLE-3"
     head_class = Eagle3Head
 
@@ -253,16 +243,15 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
         n = len(layers)
         return [f"stock llama.cpp takes 3 target layers, and does not load a head with {n}"]
 
-    def shape_of(self, keys: Keys, n_draft_vocab: int) -> HeadShape:
+    def shape_of(self, keys: Keys, sizes: Sizes, n_draft_vocab: int) -> HeadShape:
         """See Kind."""
-        if keys.number("block_count") != 1:
-            raise ValueError(f"{keys.number('block_count')} layers instead of one")
+        if keys["block_count"] != 1:
+            raise ValueError(f"{keys['block_count']} layers instead of one")
         return HeadShape(
-            n_vocab=keys.number("vocab_size"),
+            n_vocab=int(keys["vocab_size"]),
             n_draft_vocab=n_draft_vocab,
-            n_embd_target=keys.number("target_hidden_size"),
-            is_plain=not keys.values.get("norm_output", False),
-            **keys.common(),
+            is_plain=not keys.get("norm_output", False),
+            **common_sizes(keys),
         )
 
     def shape(self, start: Inputs) -> HeadShape:
@@ -276,7 +265,7 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
         seen = sample_of(start)
         initialise(head, weights.output, weights.output_norm, seen.rms, seed)
         counts = token_counts(start.corpus, start.train, shape.n_vocab)
-        r2 = set_induction_heads(head, seen.rows, seen.tokens, counts, seed)
+        r2 = set_induction_heads(head, seen, counts, seed)
         reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
         return head
 

@@ -3,18 +3,13 @@
 A pair is a token with the row of the one before, or in a draft with the head's own last row:
 
     e, h     the norms of the token's embedding and of the row
-    x        eh_proj of both, the residual stream of the block
-    x        + attention, + feed-forward part
+    x        eh_proj of both, the residual stream of the block, + attention, + feed-forward part
     row      the last norm of x: what the next step reads, and what gives logits
 
 Trained tensors have the names and shapes of the GGUF. The experts, their router, matrices for each
-head and the tables of the vocabulary stay as they are, and no checkpoint holds them.
-
-A chain starts at a place P with the token x[P] that is known and the target's row of x[P-1]
-(drafters/kinds.py), and is otherwise one of run/chains.py; what is learned flows back through the
-rows of all its steps. A file with a head alone has the keys of its target, the tables of the
-vocabulary and the block of the head. Untrained tensors are copied byte by byte, in whatever type
-they are.
+head and the tables of the vocabulary stay as they are: no checkpoint holds them, and the file of a
+head copies them byte by byte. A chain starts at a place P with the token x[P] and the target's row
+of x[P-1] (drafters/kinds.py), and is otherwise one of run/chains.py.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from pyllama_spec.train.files import hash_file
 from pyllama_spec.train.kinds.mtp_facts import TABLES, MtpShape, read_shape
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.chains import ChainHead, Pairs
-from pyllama_spec.train.run.init_draft import InitDraft, check_finite, check_same, n_seen
+from pyllama_spec.train.run.init_draft import InitDraft, check_finite, check_same, n_text
 from pyllama_spec.train.run.kind import ChainKind, Inputs
 
 Floats = npt.NDArray[np.float32]
@@ -64,14 +59,7 @@ _OWN_KEYS = (
 
 
 class MtpHead(ChainHead):
-    """A head; see ChainHead.
-
-    Args:
-        shape: its sizes.
-        embedding: [n_vocab, n_embd] float32, the embedding that the head reads.
-        d2t: [n_draft_vocab] int64, the tokens in the loss.
-        fixed: the tensors that stay unchanged, float32, by their GGUF names.
-    """
+    """A head; see ChainHead. `fixed` are the tensors that stay unchanged, by their GGUF names."""
 
     offset = 1
 
@@ -86,13 +74,6 @@ class MtpHead(ChainHead):
         self.register_buffer("frequencies", angles, persistent=False)
         for name, values in fixed.items():
             self.register_buffer(_of(name), torch.from_numpy(values), persistent=False)
-
-    def load_tensors(self, tensors: Mapping[str, Floats]) -> None:
-        """Sets the trained tensors, and the given rows of the output matrix."""
-        with torch.no_grad():
-            for name in self._names:
-                if name in tensors:
-                    self.weight(name).copy_(torch.from_numpy(tensors[name]))
 
     def _fixed(self, name: str) -> Tensor:
         """The fixed tensors of the block."""
@@ -366,11 +347,8 @@ def _open_head_for(path: Path, target: ModelInfo) -> HeadFile:
 class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
     """Heads that a file has; they draft one token per step."""
 
-    arch = "mtp"
     title = "MTP head"
     head_class = MtpHead
-    folder = "mtp"
-    vocab_name = "losses and measurements look at"
     must_gain = True
 
     def __init__(self, config: MtpTrainConfig, model: Model) -> None:
@@ -400,10 +378,9 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         """See Kind."""
         head = _open_head_for(path, self.model.info)
         record = read_keys(path, lambda name: name.startswith("pyllama_spec.train."))
-        n_tokens, n_text = n_seen({name: key.value for name, key in record.items()})
         return InitDraft(
             path.name, hash_file(path), head.shape, np.arange(head.shape.n_vocab, dtype=np.int64),
-            head.trained(), None, n_tokens, n_text,
+            head.trained(), None, n_text({name: key.value for name, key in record.items()}),
         )  # fmt: skip
 
     def shape(self, start: Inputs) -> MtpShape:

@@ -1,8 +1,7 @@
 """The shape of a GGUF's MTP head, and whether it can be trained.
 
-A head is one block after the layers. It norms the embedding of a token and a row, joins them by a
-matrix, and goes through attention and a feed-forward part like a layer's. What that part is depends
-on the architecture; tensors of the block that its architecture here does not know are refused by
+A head is one block after the layers: norms, a joining matrix, attention and a feed-forward part
+that depends on the architecture. Tensors that its architecture here does not know are refused by
 name, since a gradient through half a graph makes a head that no engine computes.
 """
 
@@ -176,7 +175,7 @@ def read_shape(path: Path, info: ModelInfo) -> MtpShape:
     has_experts = f"blk.{block}.ffn_gate_inp.weight" in tensors
     shape = MtpShape(
         n_vocab=info.n_vocab, n_draft_vocab=info.n_vocab, n_embd=info.n_embd,
-        n_embd_target=info.n_embd, target_layers=(HEAD_ROWS,), n_head=n_head, n_ff=0,
+        target_layers=(HEAD_ROWS,), n_head=n_head, n_ff=0,
         rope_base=keys.real("rope.freq_base", 10000.0), rms_eps=rms_eps,
         arch=info.arch, block=block, **_attention(keys, tensors, family, n_head),
         last_eps=keys.real("attention.layer_norm_epsilon") if family.has_centred_norm else rms_eps,

@@ -24,10 +24,8 @@ class Span:
 def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
     """The drafts by sequence.
 
-    Args:
-        owner: [c] int64, the sequence of each draft, ascending.
-        starts: [c] int64, the last feature that each draft sees, ascending.
-        ends: [n_sequences] int64, the end of each sequence.
+    Of each draft `owner` is its sequence and `starts` the last feature that it sees, both [c] int64
+    and ascending; `ends` are the ends of the sequences.
     """
     counts = torch.bincount(owner, minlength=len(ends)).tolist()
     all_ends, spans, at = ends.tolist(), [], 0

@@ -1,19 +1,13 @@
 """Drafts in chains: from each position, a token per step, each step with the head's own row.
 
-A chain starts at a position P0, where a draft does, and makes its steps. Step 0 reads the token
-x[P0+1] with the target's row of x[P0]; step s reads x[P0+s+1] with the head's own row of step s-1:
-
-    step s      attends to pairs of the target's rows up to that of step 0
-                and to its own steps 1 .. s
-                predicts x[P0+s+2]
-
-Which is what the drafter does: pairs of features stay, pairs of own rows are guesses of one chain.
-This is the training-time test of EAGLE-3 (arXiv 2503.01840, section 3). A step needs no mask
-beyond the pairs before it, and its own steps are s scores more per chain, each the product of two
-rows: no matrix over steps and positions is ever built.
+A chain starts at a position P0, where a draft does. Step 0 reads the token x[P0+1] with the
+target's row of x[P0]; step s reads x[P0+s+1] with the head's own row of step s-1, attends to pairs
+of the target's rows up to that of step 0 and to its own steps 1 .. s, and predicts x[P0+s+2]. That
+is what the drafter does, and the training-time test of EAGLE-3 (arXiv 2503.01840, section 3). No
+matrix over steps and positions is ever built.
 
 The tokens of a chain are the text's. For greedy text a chain of accepted drafts has the same ones,
-so that the share of chains whose first i picks are right is the acceptance that decoding sees.
+so the share of chains whose first i picks are right is the acceptance that decoding sees.
 """
 
 from __future__ import annotations
@@ -75,12 +69,7 @@ class ChainHead(DraftHead):
     def finish(
         self, pairs: Pairs, attended: Tensor, gate: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Computes the step after attention.
-
-        Args:
-            pairs: the pairs of the step.
-            attended: [n, n_head, size] mixed values.
-            gate: the gate of these values, from queries().
+        """The step after attention, from its pairs, mixed values [n, n_head, size] and gate.
 
         Returns:
             The row to pass on, and the row that gives logits: both [n, n_embd] float32.

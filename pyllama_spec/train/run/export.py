@@ -18,35 +18,11 @@ from pyllama_spec.gguf.target import Target, read_target
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Kind as ExportType
 from pyllama_spec.gguf.writer import Output, write_gguf
-from pyllama_spec.train.config import RunConfig, command
+from pyllama_spec.train.config import N_TOP, command
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.kind import H, Inputs, Kind
-
-
-def record(
-    config: RunConfig, target_name: str, hashes: Mapping[str, str], figures: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The keys under pyllama_spec.train."""
-    corpus, fit = config.corpus.identity(), asdict(config.fit)
-    settings = {"corpus": corpus, "fit": fit, "n_top": config.n_top}
-    versions = {
-        "pyllama_spec": __version__,
-        "engine": engine_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
-    return {
-        "command": command(config),
-        "versions": json.dumps(versions, sort_keys=True),
-        "settings": json.dumps(settings, sort_keys=True),
-        "seed": config.corpus.seed,
-        "target": target_name,
-        **hashes,
-        **{k: json.dumps(v) if isinstance(v, list) else v for k, v in figures.items()},
-    }
 
 
 def export_head(
@@ -86,26 +62,43 @@ def write_draft(
     *,
     export_type: str,
     init: InitDraft | None,
-    figures: Mapping[str, Any],
-    hashes: Mapping[str, str],
+    facts: Mapping[str, Any],
     reporter: Reporter,
 ) -> int:
-    """Writes a run's draft with its provenance, and returns its size in bytes."""
-    weights = inputs.weights
+    """Writes a run's draft with its provenance, and returns its size in bytes.
+
+    The provenance are the keys under pyllama_spec.train; `facts` are those of the run alone.
+    """
+    config, weights = kind.config, inputs.weights
     # The texts that the head learned from: held-out texts stay unknown to it.
     sequences = [inputs.corpus.sequences[i] for i in inputs.train]
-    hashes = {"target_sha256": weights.sha256, **hashes}
+    versions = {
+        "pyllama_spec": __version__,
+        "engine": engine_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+    settings = {
+        "corpus": config.corpus.identity(), "fit": asdict(config.fit), "n_top": N_TOP,
+    }  # fmt: skip
+    record = {
+        "command": command(config),
+        "versions": json.dumps(versions, sort_keys=True),
+        "settings": json.dumps(settings, sort_keys=True),
+        "seed": config.corpus.seed,
+        "target": weights.name,
+        "target_sha256": weights.sha256,
+        **facts,
+    }
     if init is not None:
-        hashes = {**hashes, "init_sha256": init.sha256}
-        before = {"tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text}
-        figures = {**figures, **before}
-    made = record(kind.config, weights.name, hashes, figures)
-    output = kind.output(head, weights.name, made, export_type)
+        record |= {"init_sha256": init.sha256, "corpus_tokens_before": init.n_text}
+    output = kind.output(head, weights.name, record, export_type)
     if output is not None:
         return write_gguf(path, output).n_bytes
     return export_head(
-        head, read_target(kind.config.target), path, arch=kind.arch,
+        head, read_target(config.target), path, arch=config.kind,
         name=f"{weights.name} {kind.title}", n_ctx=kind.model.info.n_ctx_train,
-        export_type=export_type, record=made, keys=kind.keys(head),
+        export_type=export_type, record=record, keys=kind.keys(head),
         extra=kind.extra_tensors(head, sequences, init, reporter),
     )  # fmt: skip

@@ -20,18 +20,31 @@ from pyllama_spec.train.errors import CheckpointError, DivergedError
 from pyllama_spec.train.files import write_atomic
 from pyllama_spec.train.progress import Reporter, interruptions
 from pyllama_spec.train.run.kind import H, Inputs, Kind
-from pyllama_spec.train.run.objective import Acceptance, AcceptanceMeter, count_accepted
+from pyllama_spec.train.run.objective import (
+    Acceptance,
+    acceptance_of,
+    accepted_in_rounds,
+    count_accepted,
+)
 from pyllama_spec.train.run.texts import load, with_fewer_right
 
 
 class Checkpoints:
-    """The files of a folder: `last.pt` to continue from, and `best.pt` to export."""
+    """The states of a fit, "last" to continue from and "best" to export, in the files of a folder.
 
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
-        self.folder, self._identity = folder, identity
+    Without a folder the best one is kept in memory. `identity` is what a fit has to have in common
+    with the one that wrote the files.
+    """
+
+    def __init__(self, folder: Path | None, identity: dict[str, Any]) -> None:
+        self._folder, self._identity = folder, identity
+        self._best: dict[str, Any] | None = None
 
     def save(self, name: str, state: dict[str, Any]) -> None:
-        """Writes a state."""
+        """Keeps a state."""
+        if self._folder is None:
+            self._best = copy.deepcopy(state) if name == "best" else self._best
+            return
 
         def write(file: BinaryIO) -> None:
             try:
@@ -39,11 +52,13 @@ class Checkpoints:
             except RuntimeError as error:  # torch's own for a full disk
                 raise OSError(str(error)) from None
 
-        write_atomic(self._path(name), write)
+        write_atomic(self._folder / f"{name}.pt", write)
 
     def load(self, name: str) -> dict[str, Any] | None:
         """Loads a state; None if there is none."""
-        path = self._path(name)
+        if self._folder is None:
+            return self._best if name == "best" else None
+        path = self._folder / f"{name}.pt"
         if not path.exists():
             return None
         try:
@@ -61,50 +76,9 @@ class Checkpoints:
     @property
     def remedy(self) -> str:
         """The remedy for a diverged fit: its last state and how to restart, as "... with"."""
-        return f"The checkpoint in {self.folder} is of before; begin again with --restart and"
-
-    def clear(self) -> None:
-        """Deletes the files."""
-        for name in ("last", "best"):
-            self._path(name).unlink(missing_ok=True)
-
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.pt"
-
-
-class KeptInMemory(Checkpoints):
-    """The best state of a fit in memory, for a fit without files."""
-
-    remedy = "The draft is as it was; begin again with"
-
-    def __init__(self) -> None:
-        super().__init__(Path(), {})
-        self._best: dict[str, Any] | None = None
-
-    def save(self, name: str, state: dict[str, Any]) -> None:
-        """Keeps the weights to export; ignores states to continue from."""
-        if name == "best":
-            self._best = copy.deepcopy(state)
-
-    def load(self, name: str) -> dict[str, Any] | None:
-        """The best state; None if there is none."""
-        return self._best if name == "best" else None
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One measurement of a fit."""
-
-    step: int  # optimiser steps so far
-    n_tokens: int  # answer tokens seen so far
-    lr: float  # learning rate
-    loss: list[float]  # mean cross-entropy by depth since the last measurement, in nats
-    # share of right picks by depth since the last measurement, on the training text
-    hits: list[float]
-    # share of rounds in which draft i was accepted, on held-out greedy text
-    acceptance: list[float]
-    given: list[float]  # share of drafts i accepted among those whose earlier tokens were accepted
-    tokens_per_round: float  # tokens per round on held-out greedy text
+        if self._folder is None:
+            return "The draft is as it was; begin again with"
+        return f"The checkpoint in {self._folder} is of before; begin again with --restart and"
 
 
 # Sequences of one measurement's batch; without gradients they take little memory.
@@ -120,7 +94,8 @@ class FitState:
 
     step: int = 0  # optimiser steps done
     n_tokens: int = 0  # answer tokens seen
-    course: list[Measurement] = field(default_factory=list)  # the measurements
+    # the measurements, as curves.json has them
+    course: list[dict[str, Any]] = field(default_factory=list)
     best: float = 0.0  # tokens per round of the best measurement, and its step
     best_step: int = 0
     is_over: bool = False  # whether it has ended
@@ -131,17 +106,10 @@ class FitState:
 
 
 class Fit(Generic[H]):
-    """One fit of a head.
+    """One fit of a head, which is on its device with its initial weights.
 
-    Args:
-        kind: the kind of the draft, with the configuration of the run.
-        head: the head on its device, with its initial weights.
-        text: the text to train and measure on.
-        checkpoints: the files of its states.
-        bf16: whether to compute products in bfloat16.
-        reporter: receives the progress.
-        right_share: the share to learn from of the drafts that were right when the text was made,
-            drawn anew in each batch.
+    `right_share` is the share to learn from of the drafts that were right when the text was made,
+    drawn anew in each batch.
     """
 
     def __init__(
@@ -188,10 +156,8 @@ class Fit(Generic[H]):
         self._head.load_state_dict(saved["head"])
         self._optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["rng"])
-        state = FitState(**saved["state"])
-        state.course = [Measurement(**point) for point in saved["state"]["course"]]
-        state.untrained = Acceptance(**saved["state"]["untrained"])
-        self.state = state
+        self.state = FitState(**saved["state"])
+        self.state.untrained = Acceptance(**saved["state"]["untrained"])
 
     def run(self) -> FitState:
         """Fits until the end or early stopping."""
@@ -260,7 +226,7 @@ class Fit(Generic[H]):
 
     def measure(self, held: Sequence[int] | None = None) -> Acceptance:
         """Measures the acceptance on some sequences; None means the held-out ones."""
-        meter, text = AcceptanceMeter(self._kind.n_steps), self._text
+        histogram, text = [0] * (self._kind.n_steps + 1), self._text
         held = text.held_out if held is None else held
         for at in range(0, len(held), _MEASURE_SEQUENCES):
             part = held[at : at + _MEASURE_SEQUENCES]
@@ -268,8 +234,9 @@ class Fit(Generic[H]):
             with self._autocast(), torch.no_grad():
                 steps = self._kind.steps(self._head, texts)
                 n_accepted = count_accepted(self._head, steps, texts)
-            meter.add(texts.starts.tolist(), n_accepted.tolist())
-        return meter.result()
+            for n in accepted_in_rounds(texts.starts.tolist(), n_accepted.tolist()):
+                histogram[n] += 1
+        return acceptance_of(histogram)
 
     def _autocast(self) -> Any:
         return torch.autocast(self._device, torch.bfloat16, enabled=self._dtype != torch.float32)
@@ -277,22 +244,23 @@ class Fit(Generic[H]):
     def _note(self, acceptance: Acceptance) -> None:
         state = self.state
         rate = learning_rate(state.step, self.n_steps, self._config.lr, self._config.warmup)
-        point = Measurement(
-            state.step, state.n_tokens, rate, _mean(state.losses), _mean(state.hits),
-            acceptance.by_depth, acceptance.given, acceptance.tokens_per_round,
-        )  # fmt: skip
-        state.course.append(point)
+        loss = _mean(state.losses)
+        state.course.append({
+            "step": state.step, "n_tokens": state.n_tokens, "lr": rate, "loss": loss,
+            "hits": _mean(state.hits), "acceptance": acceptance.by_depth,
+            "tokens_per_round": acceptance.tokens_per_round,
+        })  # fmt: skip
         state.losses, state.hits = [], []
         by_depth = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
         self._reporter.line(
-            f"step {state.step} of {self.n_steps}: loss {point.loss[0]:.3f}, accepted {by_depth}, "
+            f"step {state.step} of {self.n_steps}: loss {loss[0]:.3f}, accepted {by_depth}, "
             f"{acceptance}"
         )
         # Without held-out text the last weights are the best that is known.
         if acceptance.tokens_per_round >= state.best or acceptance.n_rounds == 0:
             state.best, state.best_step = acceptance.tokens_per_round, state.step
             self._save("best")
-        since = sum(point.step > state.best_step for point in state.course)
+        since = sum(point["step"] > state.best_step for point in state.course)
         if since >= self._config.patience and state.step < self.n_steps:
             self._reporter.line(f"no progress in {since} measurements: training ends early")
             state.is_over = True

@@ -1,13 +1,10 @@
 """Trains a draft further from its owner's use: on answers, and on the draft's errors.
 
 The texts are those of a draft memory, only ids; the target's features of them are computed again,
-into unnamed files. So a run leaves only the draft, which replaces the previous one only if it is
-better on held-out texts. The previous one stays under another name.
-
-A store holds a conversation in parts: each has what a turn added, after the MAX_MATCH tokens before
-it. The target read everything before a part, so the parts are joined again. A text longer than the
-read limit is cut into overlapping pieces. The parts to learn from are cut out of them in windows,
-since a head sees no further than a window during the fit.
+into unnamed files, so that a run leaves only the draft. A store holds a conversation in parts: each
+has what a turn added, after the MAX_MATCH tokens before it. The target read everything before a
+part, so the parts are joined again. A text longer than the read limit is cut into overlapping
+pieces, and the windows to learn from are cut out of them.
 """
 
 from __future__ import annotations
@@ -28,8 +25,8 @@ from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.drafters.suffix.upkeep import parents_of
-from pyllama_spec.gguf.reader import read_key, read_table
-from pyllama_spec.train.config import RunConfig
+from pyllama_spec.gguf.reader import read_table
+from pyllama_spec.train.config import N_TOP, RunConfig
 from pyllama_spec.train.corpus.generate import Generator, TargetFeatures, token_bytes
 from pyllama_spec.train.corpus.quality import fingerprint, is_repetitive
 from pyllama_spec.train.corpus.store import Corpus, TextSequence, hash_tokens
@@ -38,11 +35,11 @@ from pyllama_spec.train.errors import TrainError, writing
 from pyllama_spec.train.files import keep_old, locked, scratch_array
 from pyllama_spec.train.progress import Reporter, interruptions
 from pyllama_spec.train.run.export import write_draft
-from pyllama_spec.train.run.fit import Fit, KeptInMemory
+from pyllama_spec.train.run.fit import Checkpoints, Fit
 from pyllama_spec.train.run.kind import H, Inputs, Kind
-from pyllama_spec.train.run.objective import Acceptance
+from pyllama_spec.train.run.objective import Acceptance, no_gain
 from pyllama_spec.train.run.pipeline import RunBase, device_of, wants_bf16
-from pyllama_spec.train.run.target_weights import TargetWeights
+from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
 # The key of a thread: tokens of its first text, after the leading ones.
 _KEY_TOKENS = 64
@@ -71,11 +68,6 @@ class Piece:
     key: float  # the key of the thread
     sequence: TextSequence  # its tokens; the mask marks those to learn
     windows: list[tuple[int, TextSequence]]  # the start of each window, and its sequence
-
-    @property
-    def n_window_tokens(self) -> int:
-        """The number of tokens of all windows."""
-        return sum(len(window.tokens) for _, window in self.windows)
 
 
 def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[int]:
@@ -229,25 +221,8 @@ class UseReport:
         return not self.why_not
 
 
-@dataclass(slots=True)
-class _Texts:
-    """The sequences to learn from and to measure on, as indices into `sequences`."""
-
-    sequences: list[TextSequence]
-    features: list[TargetFeatures]
-    train: list[int]
-    choosing: list[int]
-    judging: list[int]
-    others: list[int]
-
-
 class UseRun(RunBase[H]):
-    """One run.
-
-    Args:
-        kind: the kind of the draft, with the configuration of the run.
-        reporter: receives the progress.
-    """
+    """One run."""
 
     def __init__(self, kind: Kind[H, Any], reporter: Reporter) -> None:
         config: RunConfig = kind.config
@@ -260,15 +235,11 @@ class UseRun(RunBase[H]):
 
     def run(self) -> UseReport:
         """Trains a new draft, and replaces the old one if the new one is better."""
-        weights = self._read_weights()
-        if not self._begins_with_target:
-            _check_name(self._config.begun_with, weights)
+        weights = read_weights(self._config.target, self._model.info)
         # The replaced file, not the read one: several drafts may be made from one.
         is_there = self._out.exists()
         with locked(self._out, "--output") if is_there else contextlib.nullcontext():
-            pieces = self._pieces()
-            n_conversations = len({piece.key for piece in pieces})
-            return self._learn(weights, self._read(pieces), n_conversations)
+            return self._learn(weights, self._pieces())
 
     @property
     def _begins_with_target(self) -> bool:
@@ -303,7 +274,7 @@ class UseRun(RunBase[H]):
                 "needs at least 3; use it for more requests (files of `memory build` do not count)"
             )
         n_tokens = sum(len(window.tokens) for piece in pieces for _, window in piece.windows)
-        n_bytes = n_tokens * token_bytes(self._width, self._config.n_top)
+        n_bytes = n_tokens * token_bytes(self._width, N_TOP)
         if n_bytes > self._config.max_disk_bytes:
             raise TrainError(
                 f"the features of {n_tokens} tokens are {n_bytes / 1e9:.1f} GB; give a larger "
@@ -311,38 +282,13 @@ class UseRun(RunBase[H]):
             )
         return pieces
 
-    def _read(self, pieces: list[Piece]) -> _Texts:
-        """Computes the features of all windows, and generates other text."""
-        start = perf_counter()
-        sequences = [window for piece in pieces for _, window in piece.windows]
-        keys = [piece.key for piece in pieces for _ in piece.windows]
-        choosing, judging = apart(keys, self._use.held_out)
-        self._reporter.line(
-            f"text: {sum(s.n_answer for s in sequences)} answer tokens of {len(set(keys))} "
-            f"conversations, of which a draft had missed {sum(s.n_missed for s in sequences)}"
-        )
-        features = self._compute(pieces)
-        n_own = len(sequences)
-        for sequence, its in self._other_text():
-            sequences.append(sequence)
-            features.append(its)
-        self._seconds["features"] = perf_counter() - start
-        held = choosing | judging
-        return _Texts(
-            sequences, features,
-            [i for i, key in enumerate(keys) if key not in held],
-            [i for i, key in enumerate(keys) if key in choosing],
-            [i for i, key in enumerate(keys) if key in judging],
-            list(range(n_own, len(sequences))),
-        )  # fmt: skip
-
     def _compute(self, pieces: list[Piece]) -> list[TargetFeatures]:
         """The features of all windows, in unnamed files."""
         n = sum(len(window.tokens) for piece in pieces for _, window in piece.windows)
-        folder, n_top = self._out.parent, self._config.n_top
+        folder = self._out.parent
         rows = scratch_array(folder, (n, self._width), np.float16)
-        ids = scratch_array(folder, (n, n_top), np.uint32)
-        log_p = scratch_array(folder, (n, n_top), np.float16)
+        ids = scratch_array(folder, (n, N_TOP), np.uint32)
+        log_p = scratch_array(folder, (n, N_TOP), np.float16)
         total, done, at = sum(len(piece.sequence.tokens) for piece in pieces), 0, 0
         n_piece = max(len(piece.sequence.tokens) for piece in pieces)
         out: list[TargetFeatures] = []
@@ -374,7 +320,7 @@ class UseRun(RunBase[H]):
         )
         generator = Generator(
             self._model, make_source(self._model, config), config, target_layers=self._layers,
-            n_top=self._config.n_top, n_threads=self._n_threads,
+            n_top=N_TOP, n_threads=self._n_threads,
         )  # fmt: skip
         n = n_dropped = 0
         with contextlib.closing(generator), interruptions() as interrupted:
@@ -400,16 +346,29 @@ class UseRun(RunBase[H]):
 
     # ---- the draft
 
-    def _learn(self, weights: TargetWeights, texts: _Texts, n_conversations: int) -> UseReport:
+    def _learn(self, weights: TargetWeights, pieces: list[Piece]) -> UseReport:
         config, start = self._config, perf_counter()
-        corpus = Corpus(texts.sequences, [], hash_tokens(texts.sequences))
-        learned = [texts.sequences[i] for i in texts.train]
+        sequences = [window for piece in pieces for _, window in piece.windows]
+        keys = [piece.key for piece in pieces for _ in piece.windows]
+        n_conversations = len(set(keys))
+        self._reporter.line(
+            f"text: {sum(s.n_answer for s in sequences)} answer tokens of {n_conversations} "
+            f"conversations, of which a draft had missed {sum(s.n_missed for s in sequences)}"
+        )
+        features, other_text = self._compute(pieces), self._other_text()
+        others = list(range(len(sequences), len(sequences) + len(other_text)))
+        sequences += [sequence for sequence, _ in other_text]
+        features += [its for _, its in other_text]
+        self._seconds["features"], start = perf_counter() - start, perf_counter()
+        choosing, judging = apart(keys, self._use.held_out)
+        train = [i for i, key in enumerate(keys) if key not in choosing | judging]
+        held_out = [i for i, key in enumerate(keys) if key in choosing]
+        judged = [i for i, key in enumerate(keys) if key in judging]
+        learned = [sequences[i] for i in train]
         vocab = self._kind.vocab(learned, self._draft)
         assert vocab is not None  # there is an earlier draft
-        inputs = Inputs(
-            weights, self._layers, corpus, texts.features.__getitem__, vocab, texts.train,
-            texts.choosing,
-        )  # fmt: skip
+        corpus = Corpus(sequences, [], hash_tokens(sequences))
+        inputs = Inputs(weights, self._layers, corpus, features.__getitem__, vocab, train, held_out)
         head = self._kind.known_head(inputs, self._draft)
         head.load_tensors(self._draft.tensors)
         device = device_of(config)
@@ -417,11 +376,10 @@ class UseRun(RunBase[H]):
         n_answer = sum(s.n_answer for s in learned)
         n_missed = sum(s.n_missed for s in learned)
         fit = Fit(
-            self._kind, head, inputs, KeptInMemory(),
-            bf16=wants_bf16(config, device), reporter=self._reporter,
-            right_share=self._use.right_share if n_missed else 1.0,
+            self._kind, head, inputs, Checkpoints(None, {}), bf16=wants_bf16(config, device),
+            reporter=self._reporter, right_share=self._use.right_share if n_missed else 1.0,
         )  # fmt: skip
-        before, others_before = fit.measure(texts.judging), fit.measure(texts.others)
+        before, others_before = fit.measure(judged), fit.measure(others)
         state = fit.run()
         fit.load_best()
         self._seconds["training"] = perf_counter() - start
@@ -430,12 +388,12 @@ class UseRun(RunBase[H]):
             # Nothing of the texts, not even a hash.
             write_draft(
                 self._kind, head, inputs, new, export_type=self._type(), init=self._draft,
-                hashes={}, reporter=self._reporter,
-                figures={"tokens": state.n_tokens, "corpus_tokens": n_answer},
+                facts={"tokens": state.n_tokens, "corpus_tokens": n_answer},
+                reporter=self._reporter,
             )  # fmt: skip
             # The weights as the file has them: its type has fewer digits.
             head.load_tensors(self._kind.read_draft(new).tensors)
-            after, others_after = fit.measure(texts.judging), fit.measure(texts.others)
+            after, others_after = fit.measure(judged), fit.measure(others)
             why_not = why_no_better(before, after, others_before, others_after, self._use.max_loss)
             kept = None if why_not else _put(new, self._out)
         finally:
@@ -455,11 +413,10 @@ def why_no_better(
     max_loss: float,  # the share of tokens per round on other text that may be lost
 ) -> str:
     """The reason why the old file stays; "" if the new draft replaces it."""
-    if after.tokens_per_round <= before.tokens_per_round:
-        return (
-            f"the held-out conversations have {after.tokens_per_round:.2f} tokens per round, and "
-            f"had {before.tokens_per_round:.2f}"
-        )
+    if not after.n_rounds:
+        return str(after)
+    if why_not := no_gain(before, after):
+        return why_not
     least = (1 - max_loss) * others_before.tokens_per_round
     if others_before.n_rounds and others_after.tokens_per_round < least:
         return (
@@ -467,22 +424,6 @@ def why_no_better(
             f"{others_before.tokens_per_round:.2f}: more than {100 * max_loss:.0f}% are lost"
         )
     return ""
-
-
-def _check_name(path: Path, weights: TargetWeights) -> None:
-    """Raises unless a draft was trained for a model of this name, of any type."""
-    key = read_key(path, "pyllama_spec.train.target")
-    name = key.value.decode("utf-8", "replace") if key and isinstance(key.value, bytes) else None
-    if name is None:
-        raise TrainError(
-            f"{path.name} does not say which model it was trained for; give a draft that train "
-            "wrote"
-        )
-    if name != weights.name:
-        raise TrainError(
-            f"{path.name} was trained for {name!r}, and this target is {weights.name!r}; give the "
-            "draft of this one, or train with --init on text of its own"
-        )
 
 
 def _type_of(path: Path, names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,7 @@ class DraftShape(ABC):
 
     n_vocab: int  # the target's vocabulary
     n_draft_vocab: int  # the number of tokens that it can draft
-    n_embd: int  # width of its rows, and of the target's embedding
-    n_embd_target: int  # width of the target's rows
+    n_embd: int  # width of its rows, and of the target's
     target_layers: tuple[int, ...]  # the layer inputs that it reads
     n_head: int  # attention heads
     n_head_kv: int
@@ -99,10 +98,6 @@ class DraftShape(ABC):
     def head_size(self) -> int:
         """The size of an attention head."""
         return self.n_embd // self.n_head
-
-    def as_dict(self) -> dict[str, Any]:
-        """The sizes as JSON types."""
-        return {**asdict(self), "target_layers": list(self.target_layers)}
 
     def keys(self) -> dict[str, Any]:
         """The GGUF keys common to all kinds of draft, without the architecture's prefix."""
@@ -151,10 +146,7 @@ def default_n_head(n_embd: int, target_n_head: int) -> int:
 class DraftHead(nn.Module):
     """The weights of a draft by GGUF name, and the common parts of transformers.
 
-    Args:
-        shape: its sizes.
-        embedding: [n_vocab, n_embd] float32, the target's; not trained, and not saved in the state.
-        d2t: [n_draft_vocab] int64, the target's id of each draft id.
+    The embedding, [n_vocab, n_embd], is the target's: not trained, and not saved in the state.
     """
 
     embedding: Tensor
@@ -182,15 +174,11 @@ class DraftHead(nn.Module):
         """A parameter by its GGUF name."""
         return self.weights[_key(name)]
 
-    def has(self, name: str) -> bool:
-        """Whether it has a parameter of this name."""
-        return _key(name) in self.weights
-
     def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Sets all parameters by GGUF name."""
+        """Sets parameters by GGUF name."""
         with torch.no_grad():
-            for name in self._names:
-                self.weight(name).copy_(torch.from_numpy(tensors[name]))
+            for name, values in tensors.items():
+                self.weight(name).copy_(torch.from_numpy(values))
 
     def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
         """All parameters by GGUF name, float32."""
@@ -250,13 +238,9 @@ def target_output(
 ) -> Tensor:
     """The target's output rows of the draft vocabulary, [n_draft_vocab, n_embd].
 
-    The rows lose what they have in common, which no softmax sees, and are scaled to logits of unit
-    size: a head that is sure without reason would first have to unlearn that.
-
-    Args:
-        head: the head with the draft vocabulary.
-        output: [n_vocab, n_embd] float32, the target's output rows.
-        output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
+    They lose what they have in common, which no softmax sees, and are scaled to logits of unit
+    size: a head that is sure without reason would first have to unlearn that. `output_norm`, the
+    target's last norm, is folded in.
     """
     rows = torch.from_numpy(output)[head.d2t.cpu()]
     if output_norm is not None:

@@ -27,7 +27,7 @@ from pyllama_spec.train.corpus.store import Corpus, TextSequence
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.chains import ChainHead, run_chains
 from pyllama_spec.train.run.head import DraftHead, DraftShape, default_n_head
-from pyllama_spec.train.run.init_draft import InitDraft, Keys, read_init_draft
+from pyllama_spec.train.run.init_draft import InitDraft, Keys, Sizes, read_init_draft
 from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses, Step, StepLoss, decayed, draft_losses
 from pyllama_spec.train.run.target_weights import TargetWeights, default_layers
@@ -66,24 +66,15 @@ class Kind(ABC, Generic[H, C]):
     """A kind of draft, for one run.
 
     Attributes:
-        arch: the general.architecture of its files.
         title: its name in messages.
         head_class: the class of its heads.
-        folder: the subfolder of its checkpoints and curves in the work folder; "" for the work
-            folder itself. Text and features are in the same place for every kind.
-        vocab_name: the name of a vocabulary of this kind in messages.
-        must_gain: whether the initial head drafts already: a file that is no better on held-out
-            text is not written.
+        must_gain: whether a file that is no better on held-out text than the initial head is not
+            written.
         n_steps: the tokens of a draft.
-        config: the configuration of the run.
-        model: the target.
     """
 
-    arch: str
     title: str
     head_class: type[H]
-    folder: str = ""
-    vocab_name: str = "draft vocabulary"
     must_gain: bool = False
     n_steps: int
 
@@ -94,13 +85,13 @@ class Kind(ABC, Generic[H, C]):
         """Remarks for the user before anything is computed."""
         return []
 
-    def shape_of(self, keys: Keys, n_draft_vocab: int) -> DraftShape:
-        """Reads the shape of a draft from its file's keys."""
+    def shape_of(self, keys: Keys, sizes: Sizes, n_draft_vocab: int) -> DraftShape:
+        """The shape of a draft, from its file's keys and the sizes of its tensors."""
         raise NotImplementedError
 
     def read_draft(self, path: Path) -> InitDraft:
         """Reads an earlier draft of the kind for this target."""
-        return read_init_draft(path, self.model.info, self.arch, self.shape_of)
+        return read_init_draft(path, self.model.info, self.config.kind, self.shape_of)
 
     def common_sizes(self, start: Inputs, *, grouped: bool = False) -> dict[str, Any]:
         """The fields of DraftShape for a new head."""
@@ -111,7 +102,6 @@ class Kind(ABC, Generic[H, C]):
             "n_vocab": info.n_vocab,
             "n_draft_vocab": len(start.vocab.d2t),
             "n_embd": info.n_embd,
-            "n_embd_target": info.n_embd,
             "target_layers": start.layers,
             "n_head": n_head,
             "n_head_kv": wanted.n_head_kv or (info.n_head_kv if fits else n_head),

@@ -31,15 +31,10 @@ class Step:
 
 
 def that_go_on(step: Step, texts: Texts, ends: Tensor) -> Tensor:
-    """The drafts that make another step, [c'] int64.
+    """The drafts that make another step, [c'] int64; `ends` are the ends of their texts, [c].
 
     A draft ends at the end of its text, at a token that need not be learned, and after a token
     outside the draft vocabulary. It also ends if Step.goes_on is False.
-
-    Args:
-        step: the step that was taken.
-        texts: the batch.
-        ends: [c] int64, the end of each draft's text.
     """
     nxt = step.at + 1  # the drafted token; the next step predicts the one after it
     runs = texts.in_vocab[nxt] & (nxt + 1 < ends)
@@ -132,7 +127,7 @@ def draft_losses(
         known = head.d2t[label] == token
         low, matrix = head.followers(texts.tokens[step.at])
         losses, best, log_q = SoftCrossEntropy.apply(
-            step.y, output, low, matrix, Targets(ids, p, label), dtype
+            step.y, output, low, matrix, ids, p, label, dtype
         )
         q = torch.where(known, log_q.exp(), torch.zeros_like(log_q))
         taken.append(StepLoss(step.drafts, losses, float(p.sum()), q))
@@ -155,25 +150,14 @@ def count_accepted(head: DraftHead, steps: Iterator[Step], texts: Texts) -> Tens
     return n_accepted
 
 
-@dataclass(slots=True)
-class Targets:
-    """The target distributions of rows."""
-
-    ids: Tensor  # [c, k] draft ids
-    p: Tensor  # [c, k] their probabilities; 0 for ids outside the draft vocabulary
-    label: Tensor  # [c] the draft id of the text's own token
-
-
 class SoftCrossEntropy(torch.autograd.Function):
     """Cross-entropy to the target's distribution within the draft vocabulary.
 
-    The target's distribution is cut to the tokens that can be drafted and divided by what remains,
-    w; the result counts w: -w sum(p / w log q) = -sum(p log q). So a place where the target prefers
-    tokens that cannot be drafted hardly counts.
-
-    Logits are as wide as the draft vocabulary, and keeping them for a backward pass costs more time
-    than the products: their gradient, w softmax - p, is made at once, chunk by chunk, and kept only
-    where the matrix is trained.
+    The target's distribution is cut to the tokens that can be drafted: -sum(p log q). So a place
+    where the target prefers tokens that cannot be drafted hardly counts. Logits are as wide as the
+    draft vocabulary, and keeping them for a backward pass costs more time than the products: their
+    gradient, w softmax - p with w = sum(p), is made at once, chunk by chunk, and kept only where
+    the matrix is trained.
     """
 
     @staticmethod
@@ -183,7 +167,9 @@ class SoftCrossEntropy(torch.autograd.Function):
         output: Tensor,  # [n_draft_vocab, n_embd] float32
         low: Tensor | None,  # [c, rank] float32, rows of a low-rank addition to the logits; or None
         bias: Tensor | None,  # [n_draft_vocab, rank] float32, the matrix of this addition
-        targets: Targets,  # the targets of each row
+        ids: Tensor,  # [c, k] int64, draft ids of the target's likeliest tokens
+        p: Tensor,  # [c, k] their probabilities; 0 for ids outside the draft vocabulary
+        label: Tensor,  # [c] int64, the draft id of the text's own token
         dtype: torch.dtype,  # the dtype of the products
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The cross-entropies, the likeliest draft ids, and the labels' probabilities.
@@ -191,7 +177,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         Returns:
             [c] float32 with a gradient, [c] int64, and [c] float32 natural logarithms.
         """
-        ids, p = targets.ids, targets.p.float()
+        p = p.float()
         rows, matrix, weight = y.to(dtype), output.to(dtype), p.sum(-1)
         more = None if low is None or bias is None else (low.to(dtype), bias.to(dtype))
         gradient = torch.empty(len(y), len(output), dtype=dtype, device=y.device)
@@ -205,7 +191,7 @@ class SoftCrossEntropy(torch.autograd.Function):
                 logits += (more[0][part] @ more[1].T).float()
             expected = (p[part] * logits.gather(1, ids[part])).sum(-1)
             highest, best[part] = logits.max(-1)
-            log_q[part] = logits.gather(1, targets.label[part, None])[:, 0]
+            log_q[part] = logits.gather(1, label[part, None])[:, 0]
             e = logits.sub_(highest[:, None]).exp_()
             sums = e.sum(-1)
             log_sum = highest + sums.log()
@@ -236,7 +222,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         return (
             by_y.float() * column, by_matrix(rows),
             None if by_low is None else by_low.float() * column, by_matrix(low),
-            None, None,
+            None, None, None, None,
         )  # fmt: skip
 
 
@@ -255,13 +241,11 @@ class Acceptance:
 
     Attributes:
         by_depth: the share of rounds in which draft i was accepted, i = 0 .. n_steps - 1.
-        given: the share of drafts i accepted among those whose earlier tokens were accepted.
         tokens_per_round: accepted drafts and the target's own token, on average.
         n_rounds: the number of rounds.
     """
 
     by_depth: list[float]
-    given: list[float]
     tokens_per_round: float
     n_rounds: int
 
@@ -285,42 +269,32 @@ class Acceptance:
         )
 
 
-class AcceptanceMeter:
-    """Replays decoding rounds on texts that the target has written greedily.
-
-    Args:
-        n_steps: the tokens drafted per round.
-    """
-
-    def __init__(self, n_steps: int) -> None:
-        self.n_steps = n_steps
-        # Rounds by the number of accepted drafts.
-        self._histogram = [0] * (n_steps + 1)
-
-    def add(self, starts: list[int], n_accepted: list[int]) -> None:
-        """Replays the rounds of some texts: each starts where the one before ended."""
-        accepted = dict(zip(starts, n_accepted, strict=True))
-        for start in _rounds(starts, accepted):
-            self._histogram[accepted[start]] += 1
-
-    def result(self) -> Acceptance:
-        """The figures so far."""
-        rounds = sum(self._histogram)
-        reached = [sum(self._histogram[i + 1 :]) for i in range(self.n_steps)]
-        by_depth = [n / max(rounds, 1) for n in reached]
-        before = [rounds, *reached[:-1]]
-        given = [a / max(b, 1) for a, b in zip(reached, before, strict=True)]
-        mean = 1 + sum(i * n for i, n in enumerate(self._histogram)) / max(rounds, 1)
-        return Acceptance(by_depth, given, mean, rounds)
+def acceptance_of(histogram: Sequence[int]) -> Acceptance:
+    """The acceptance from the numbers of rounds with 0, 1, ... accepted drafts."""
+    n_rounds = sum(histogram)
+    by_depth = [sum(histogram[i:]) / max(n_rounds, 1) for i in range(1, len(histogram))]
+    mean = 1 + sum(i * n for i, n in enumerate(histogram)) / max(n_rounds, 1)
+    return Acceptance(by_depth, mean, n_rounds)
 
 
-def _rounds(starts: list[int], accepted: dict[int, int]) -> list[int]:
-    """The starts of the rounds, each after the tokens accepted in the one before."""
+def accepted_in_rounds(starts: Sequence[int], n_accepted: Sequence[int]) -> list[int]:
+    """The accepted drafts of decoding's rounds on some texts: each starts after the one before."""
     out: list[int] = []
-    following = -1
-    for start in starts:
+    following, before = -1, -2
+    for start, n in zip(starts, n_accepted, strict=True):
         # A gap is the beginning of another text.
-        if start >= following or start - 1 not in accepted:
-            out.append(start)
-            following = start + accepted[start] + 1
+        if start >= following or start != before + 1:
+            out.append(n)
+            following = start + n + 1
+        before = start
     return out
+
+
+def no_gain(before: Acceptance, after: Acceptance) -> str:
+    """The reason why a continued head is not worth a file; "" if it is."""
+    if not before.n_rounds or after.tokens_per_round > before.tokens_per_round:
+        return ""
+    return (
+        f"held-out text has {after.tokens_per_round:.2f} tokens per round, and had "
+        f"{before.tokens_per_round:.2f} with the head that training began with"
+    )

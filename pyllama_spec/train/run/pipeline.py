@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from pyllama_spec.engine.system import bounded_n_threads
-from pyllama_spec.train.config import RunConfig
+from pyllama_spec.train.config import N_TOP, RunConfig
 from pyllama_spec.train.corpus.build import build_corpus, corpus_identity
 from pyllama_spec.train.corpus.draft_vocab import (
     DraftVocab,
@@ -37,11 +38,11 @@ from pyllama_spec.train.corpus.store import Corpus, CorpusStore
 from pyllama_spec.train.corpus.tasks import has_template
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import locked, read_json, write_json
-from pyllama_spec.train.progress import Reporter, WholeEstimate
+from pyllama_spec.train.progress import Reporter, time_of_run
 from pyllama_spec.train.run.export import write_draft
 from pyllama_spec.train.run.fit import Checkpoints, Fit, FitState
 from pyllama_spec.train.run.kind import H, Inputs, Kind
-from pyllama_spec.train.run.objective import Acceptance
+from pyllama_spec.train.run.objective import Acceptance, no_gain
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
 # Tokens of all text per answer token, prompts included, and a token's bytes beside its features.
@@ -79,13 +80,7 @@ class TrainReport:
 
 
 class RunBase(Generic[H]):
-    """What runs of both sorts have: a kind of draft on a target, and the earlier draft if any.
-
-    Args:
-        kind: the kind of the draft, with the configuration of the run.
-        init_path: the draft to begin with; None for a new one.
-        reporter: receives the progress.
-    """
+    """What runs of both sorts have: a kind of draft on a target, and the earlier draft if any."""
 
     def __init__(self, kind: Kind[H, Any], init_path: Path | None, reporter: Reporter) -> None:
         config: RunConfig = kind.config
@@ -107,11 +102,7 @@ class RunBase(Generic[H]):
         return len(self._layers) * self._model.info.n_embd
 
     def _live_features(self, n_ctx: int, *, reuses: bool = False) -> LiveFeatures:
-        n_top = self._config.n_top
-        return LiveFeatures(self._model, self._layers, n_top, n_ctx, self._n_threads, reuses=reuses)
-
-    def _read_weights(self) -> TargetWeights:
-        return read_weights(self._config.target, self._model.info)
+        return LiveFeatures(self._model, self._layers, N_TOP, n_ctx, self._n_threads, reuses=reuses)
 
 
 class Pipeline(RunBase[H]):
@@ -120,12 +111,12 @@ class Pipeline(RunBase[H]):
     def __init__(self, kind: Kind[H, Any], reporter: Reporter) -> None:
         super().__init__(kind, kind.config.init, reporter)
         self._work = self._config.work_dir
-        self._own = self._work / kind.folder
+        self._own = self._work / self._config.kind
 
     def run(self) -> TrainReport:
         """Trains the draft."""
         with locked(self._work / ".lock", "--work folder"):
-            weights = self._read_weights()
+            weights = read_weights(self._config.target, self._model.info)
             corpus, source = self._text(weights.sha256)
             with closing(source):
                 return self._fit(*self._head(weights, corpus, source))
@@ -134,34 +125,29 @@ class Pipeline(RunBase[H]):
         """Builds the corpus and its features."""
         config, start = self._config, perf_counter()
         model, layers = self._model, self._layers
-        is_chat = has_template(model)
-        if not is_chat and config.corpus.prompts is None:
-            self._reporter.line(
-                f"{model.path.name} has no chat template: it writes documents, not answers"
+        if not has_template(model):
+            how = (
+                "it writes documents" if config.corpus.prompts is None else "messages get ChatML's"
             )
-        elif not is_chat:
-            self._notes.append(
-                f"{model.path.name} has no chat template; prompts with messages were written in "
-                "ChatML, which may not fit it"
-            )
+            self._reporter.line(f"{model.path.name} has no chat template: {how}")
         identity = corpus_identity(config.corpus, target_sha256)
         store = FeatureStore(
             feature_folder(self._work, layers),
-            {**identity, "target_layers": list(layers), "n_top": config.n_top},
-            token_bytes(self._width, config.n_top),
+            {**identity, "target_layers": list(layers), "n_top": N_TOP},
+            token_bytes(self._width, N_TOP),
             config.max_disk_bytes,
         )
-        estimate = WholeEstimate(config.fit.epochs)
+        estimate = time_of_run(config.fit.epochs, self._reporter)
 
         def report(fraction: float, note: str) -> None:
-            estimate.report(fraction, self._reporter)
+            estimate(fraction)
             self._reporter.progress("writing text", min(fraction, 0.999), note)
 
         texts = CorpusStore(self._work / "corpus", identity)
         n_known = texts.n_answer
         self._reporter.line(self._plan(n_known, store))
         corpus = build_corpus(
-            model, config.corpus, texts, features=store, target_layers=layers, n_top=config.n_top,
+            model, config.corpus, texts, features=store, target_layers=layers, n_top=N_TOP,
             n_threads=self._n_threads, on_progress=report,
         )  # fmt: skip
         dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(texts.dropped.items()))
@@ -184,15 +170,14 @@ class Pipeline(RunBase[H]):
         if n_known >= n_wanted:
             return f"text: {n_known} answer tokens of an earlier run"
         n_bytes = (n_wanted - n_known) * _TEXT_SHARE * (store.token_bytes + _TOKEN_BYTES)
-        need = min(n_bytes, config.max_disk_bytes)
-        free = shutil.disk_usage(self._work).free
+        need, free = min(n_bytes, config.max_disk_bytes), shutil.disk_usage(self._work).free
         known = f", {n_known} of an earlier run" if n_known else ""
-        line = (
+        short = "" if need < free else ": NOT ENOUGH, give a smaller --max-disk"
+        return (
             f"text: {n_wanted} answer tokens are to be written{known}; with features about "
             f"{need / 1e6:.0f} MB, {free / 1e9:.0f} GB are free (--max-disk "
-            f"{config.max_disk_bytes / 1e9:g})"
+            f"{config.max_disk_bytes / 1e9:g}){short}"
         )
-        return line if need < free else f"{line}: NOT ENOUGH, give a smaller --max-disk"
 
     def _features(self, corpus: Corpus, texts: CorpusStore, store: FeatureStore) -> FeatureSource:
         config, start = self._config, perf_counter()
@@ -225,7 +210,7 @@ class Pipeline(RunBase[H]):
             size = self._config.head.n_draft_vocab or self._vocab_size(start, always)
             vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
         self._reporter.line(
-            f"{self._kind.vocab_name}: {len(vocab.d2t)} of {n_vocab} tokens, "
+            f"vocabulary of the loss: {len(vocab.d2t)} of {n_vocab} tokens, "
             f"{_share(vocab.coverage)} of the answers' tokens"
         )
         return vocab
@@ -241,10 +226,9 @@ class Pipeline(RunBase[H]):
         covered = coverage(start.corpus.sequences, n_vocab, always)
         size = choose_size(covered, weighs, target_bytes, len(set(always)))
         self._reporter.line(
-            f"the draft's weights: {weighs.of(size) / 1e6:.1f} MB, "
-            f"{100 * weighs.of(size) / target_bytes:.0f}% of the target's; of text that was not "
-            f"counted the draft vocabulary has {_share(float(covered[size]))}, and twice as many "
-            f"tokens would have {_share(float(covered[min(2 * size, n_vocab)]))}"
+            f"the draft's weights: {weighs(size) / 1e6:.1f} MB, "
+            f"{100 * weighs(size) / target_bytes:.0f}% of the target's; of text that was not "
+            f"counted its vocabulary has {_share(float(covered[size]))}"
         )
         return size
 
@@ -273,15 +257,16 @@ class Pipeline(RunBase[H]):
         identity = _flat(
             {
                 "target_sha256": text.weights.sha256, "corpus_sha256": text.corpus.sha256,
-                "head": asdict(head.sizes), "n_top": config.n_top,
+                "head": asdict(head.sizes), "n_top": N_TOP,
                 "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
                 **({} if self._init is None else {"init_sha256": self._init.sha256}),
             }
         )  # fmt: skip
-        checkpoints = Checkpoints(self._own / "checkpoints", identity)
+        folder = self._own / "checkpoints"
         if config.restart:
-            checkpoints.clear()
+            shutil.rmtree(folder, ignore_errors=True)
         n_weights = sum(parameter.numel() for parameter in head.parameters())
+        checkpoints = Checkpoints(folder, identity)
         fit = Fit(self._kind, head, text, checkpoints, bf16=bf16, reporter=self._reporter)
         self._reporter.line(
             f"head: {n_weights / 1e6:.1f} M weights, {fit.n_steps} steps in "
@@ -292,7 +277,7 @@ class Pipeline(RunBase[H]):
         assert state.untrained is not None
         fit.load_best()
         trained = fit.measure()
-        write_json(self._own / "curves.json", [asdict(point) for point in state.course])
+        write_json(self._own / "curves.json", state.course)
         self._seconds["training"] = perf_counter() - start
         return self._write(head, text, state, trained)
 
@@ -300,32 +285,22 @@ class Pipeline(RunBase[H]):
         """Writes the file with its provenance."""
         config = self._config
         assert state.untrained is not None
-        figures = {
+        facts = {
+            "corpus_sha256": text.corpus.sha256,
             "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
-            "acceptance": [round(share, 4) for share in trained.by_depth],
+            "acceptance": json.dumps([round(share, 4) for share in trained.by_depth]),
             "tokens_per_round": float(trained.tokens_per_round),
         }  # fmt: skip
         why_not = no_gain(state.untrained, trained) if self._kind.must_gain else ""
         n_bytes = 0 if why_not else write_draft(
             self._kind, head, text, config.out, export_type=config.export_type,
-            init=self._init, figures=figures,
-            hashes={"corpus_sha256": text.corpus.sha256}, reporter=self._reporter,
+            init=self._init, facts=facts, reporter=self._reporter,
         )  # fmt: skip
         return TrainReport(
             config.out, n_bytes, state.untrained, trained, len(text.corpus.sequences),
             text.corpus.n_answer, state.n_tokens, text.vocab.coverage, self._seconds,
             tuple(self._notes), why_not,
         )  # fmt: skip
-
-
-def no_gain(before: Acceptance, after: Acceptance) -> str:
-    """The reason why a continued head is not worth a file; "" if it is."""
-    if not before.n_rounds or after.tokens_per_round > before.tokens_per_round:
-        return ""
-    return (
-        f"held-out text has {after.tokens_per_round:.2f} tokens per round, and had "
-        f"{before.tokens_per_round:.2f} with the head that training began with"
-    )
 
 
 def _share(part: float) -> str:
@@ -343,10 +318,7 @@ def device_of(config: RunConfig) -> str:
 def wants_bf16(config: RunConfig, device: str, path: Path | None = None) -> bool:
     """Whether to compute products in bfloat16: "auto" measures on the CPU if they are faster.
 
-    Args:
-        config: the configuration of the run.
-        device: "cpu" or "cuda".
-        path: the file of what the first of several runs measured.
+    `path` is the file of what the first of several runs measured.
     """
     if config.fit.precision != "auto":
         return config.fit.precision == "bf16"

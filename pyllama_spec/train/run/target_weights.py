@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pyllama_spec.engine import ModelInfo
 from pyllama_spec.gguf.reader import read_gguf
 from pyllama_spec.gguf.values import read_floats
-from pyllama_spec.train.errors import TrainError, need
+from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import hash_file
 
 Floats = npt.NDArray[np.float32]
@@ -67,7 +67,6 @@ def block_layers(n_layer: int) -> tuple[int, ...]:
 
 def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
     """Reads the parts from a target's file."""
-    need("gguf")
     arch = info.arch
     file = read_gguf(path, lambda name: name.startswith((f"{arch}.", "general.name")))
     keys = file.keys
@@ -92,8 +91,7 @@ def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
         output = embedding
     norm = floats("token_embd_norm.weight" if arch in _LATE_EMBD_NORM else "output_norm.weight")
     name = keys.get("general.name")
-    n_ff = keys.get(f"{arch}.feed_forward_length")
-    has_n_ff = n_ff is not None and type(n_ff.value) is int and n_ff.value > 0
+    n_ff = keys[f"{arch}.feed_forward_length"].value if f"{arch}.feed_forward_length" in keys else 0
     return TargetWeights(
         sha256=hash_file(path),
         embedding=embedding,
@@ -101,6 +99,6 @@ def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
         output_norm=norm if norm is not None and norm.shape == (info.n_embd,) else None,
         rope_base=number("rope.freq_base", _ROPE_BASE),
         rms_eps=number("attention.layer_norm_rms_epsilon", _RMS_EPS),
-        n_ff=n_ff.value if n_ff is not None and has_n_ff else _FF_WIDTHS * info.n_embd,
+        n_ff=n_ff if isinstance(n_ff, int) and n_ff > 0 else _FF_WIDTHS * info.n_embd,
         name=path.stem if name is None else name.value.decode("utf-8", "replace"),
     )

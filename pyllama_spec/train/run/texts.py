@@ -28,7 +28,7 @@ class Texts:
     tokens: Tensor  # [n] int64 ids of the target
     positions: Tensor  # [n] int64, from 0 in each sequence
     lengths: list[int]  # tokens of each sequence
-    features: Tensor  # [n, n_layers * n_embd_target] float32
+    features: Tensor  # [n, n_layers * n_embd] float32
     # [n_starts] int64: where drafts begin, ascending: P0 for a draft that knows the features of
     # x[0] .. x[P0] and the token x[P0+1], and predicts x[P0+2] first
     starts: Tensor
