@@ -175,14 +175,26 @@ style: $(VENV)/.quality
 
 # The sdist, and the wheel that an isolated build makes from it alone: nothing else of this tree can leak in. It is unpacked
 # at a fixed place for a compiler cache; the CMake tree stays for the tests that link with the engine's libraries.
+# On Linux it runs with glibc 2.28 and newer ones, whichever the builder has.
 wheel: dist/.made
-dist/.made: $(TRACKED) | $(VENV)/.test
+ifeq ($(shell uname -s),Linux)
+SYSROOT = build/glibc-2.28
+WHEEL_FLAGS = CFLAGS="--sysroot=$(abspath $(SYSROOT)) -D__GLIBC_MINOR__=28 $$CFLAGS" \
+    CXXFLAGS="--sysroot=$(abspath $(SYSROOT)) -D__GLIBC_MINOR__=28 $$CXXFLAGS" \
+    LDFLAGS="--sysroot=$(abspath $(SYSROOT)) -L$(abspath $(SYSROOT))/usr/lib $$LDFLAGS"
+WHEEL_TAG = $(BIN)/python -m wheel tags --remove --platform-tag manylinux_2_28_$(shell uname -m) dist/*.whl
+$(SYSROOT): tools/glibc_sysroot.py | $(VENV)/.portable
+	$(BIN)/python -m tools.glibc_sysroot $@
+	@touch $@
+endif
+dist/.made: $(TRACKED) | $(VENV)/.test $(SYSROOT)
 	@echo "building the wheel: about six minutes on two cores"
 	rm -rf dist build/sdist build/wheel
 	$(BIN)/python -m build --sdist --outdir dist .
 	mkdir -p build/sdist && tar -xzf dist/*.tar.gz -C build/sdist --strip-components=1
-	$(BIN)/python -m build --wheel -C build-dir=$(abspath build/wheel) -C cmake.define.PYLLAMA_SPEC_PORTABLE=ON \
-	    --outdir dist build/sdist
+	$(WHEEL_FLAGS) $(BIN)/python -m build --wheel -C build-dir=$(abspath build/wheel) \
+	    -C cmake.define.PYLLAMA_SPEC_PORTABLE=ON --outdir dist build/sdist
+	$(WHEEL_TAG)
 	@touch $@
 
 bench: $(STAMP)
@@ -235,7 +247,7 @@ $(VENV)/.wheel: dist/.made | $(VENV)/.build-tools
 	@$(BIN)/python tools/installed_first.py
 	@touch $@
 
-$(VENV)/.test $(VENV)/.train $(VENV)/.page $(VENV)/.quality $(VENV)/.docs: $(VENV)/.%: $(VENV)/.build-tools
+$(VENV)/.test $(VENV)/.train $(VENV)/.page $(VENV)/.quality $(VENV)/.docs $(VENV)/.portable: $(VENV)/.%: $(VENV)/.build-tools
 	$(PIP) install --group $*
 	@touch $@
 

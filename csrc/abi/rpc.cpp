@@ -3,6 +3,7 @@
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -105,16 +106,9 @@ struct pool_deleter {
     void operator()(ggml_threadpool * pool) { ggml_threadpool_free(pool); }
 };
 
-bool is_wanted(ggml_backend_dev_t dev, const char * const * names, int32_t n_names, bool has_gpu) {
-    const auto type = ggml_backend_dev_type(dev);
-    for (int32_t i = 0; i < n_names; ++i) {
-        if (std::strcmp(ggml_backend_dev_name(dev), names[i]) == 0) {
-            return true;
-        }
-    }
-    // Without names: the devices to which the engine would assign layers, else the CPU.
-    const bool is_gpu = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
-    return n_names == 0 && (has_gpu ? is_gpu : type == GGML_BACKEND_DEVICE_TYPE_CPU);
+bool is_wanted(ggml_backend_dev_t dev, const char * const * names, int32_t n_names) {
+    const auto is_named = [&](const char * name) { return std::strcmp(ggml_backend_dev_name(dev), name) == 0; };
+    return std::any_of(names, names + n_names, is_named);
 }
 
 } // namespace
@@ -128,10 +122,9 @@ int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, in
         std::vector<std::unique_ptr<ggml_threadpool, pool_deleter>> pools;
         std::vector<ggml_backend_ptr> held;
         std::vector<ggml_backend_t> backends;
-        const bool has_gpu = llama_spec_supports_gpu();
         for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
             ggml_backend_dev_t dev = ggml_backend_dev_get(i);
-            if (!is_wanted(dev, names, n_names, has_gpu)) {
+            if (!is_wanted(dev, names, n_names)) {
                 continue;
             }
             held.emplace_back(ggml_backend_dev_init(dev, nullptr));

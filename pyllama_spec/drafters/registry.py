@@ -222,8 +222,8 @@ def open_before(
     """
     if draft == AUTO:
         return None
-    check_draft(draft, options)
-    check_before(draft, target)
+    if draft == MTP or isinstance(draft, Drafter):
+        check_before(draft, target)
     return make_drafter(draft, options)
 
 

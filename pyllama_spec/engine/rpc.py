@@ -117,8 +117,8 @@ class RpcServer:
     ) -> None:
         require_rpc()
         port = count(port, "port", 0, 65535)
-        self._names = device_names(devices)
         self.devices = _offered(devices)
+        self._names = device_names(self.devices)
         self._n_threads = bounded_n_threads(n_threads)
         self._timeout_s = min(real(timeout, "timeout", 1.0), 10.0**6)
         self._on_note = on_note
@@ -264,7 +264,7 @@ def _named(host: str) -> str:
 
 
 def _offered(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the offered devices, chosen as csrc/abi/rpc.cpp does."""
+    """The names of the offered devices: those wanted, else the GPUs, else the CPU."""
     known = [device.name for device in devices()]
     if wanted is not None:
         for name in wanted:

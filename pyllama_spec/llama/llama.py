@@ -748,7 +748,7 @@ class Llama(Closeable):
         def end() -> None:
             if cached is not None:
                 cached.store(records)
-            if self.verbose and not is_list:
+            if self.verbose and not is_list and sys.stderr is not None:  # a service has none
                 for record in records:
                     sys.stderr.write(_log_line(record))
 

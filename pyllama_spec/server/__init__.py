@@ -9,8 +9,9 @@
 It needs the extra: pip install pyllama-spec[server]. Nothing of that is imported before one of the
 names here is asked for.
 
-A request passes app (finds its endpoint), door (page, key, body), exchange (model, run, answer) and
-service (a request on the Llama). An endpoint is a function, and a line in its module's ROUTES:
+A request passes exchange (its endpoint, its answer, its errors), door (page, key, body), models
+(which one, and its load) and service (a call of the Llama). An endpoint is a function, and a line
+in its module's ROUTES:
 
     class Words(Struct):
         text: str

@@ -21,8 +21,6 @@ from pyllama_spec.server.shapes import Json, Sampling, StreamOptions
 _LEFT_OUT = (
     "n", "stop", "json_schema", "response_format", "return_token_ids", "user", "stream_options",
 )  # fmt: skip
-
-
 # The library's own fields of an answer or chunk.
 _OWN = ("speculation", "note")
 

@@ -32,8 +32,6 @@ _T = TypeVar("_T")
 _PREFLIGHT_S = "600"
 # Headers of an answer that the published JavaScript clients read.
 _READABLE = "request-id, retry-after, x-request-id, x-should-retry"
-# In lists and objects of one request: 2,048 messages with many parts each have fewer.
-MAX_VALUES = 100_000
 # Bytes of a body that leaves holes in the C heap, and how long its release waits for others.
 _LARGE, _QUIET_S = 1 << 16, 1.0
 # How often a running stop looks whether all have ended.
@@ -371,11 +369,3 @@ def _present(raw: bytes, shape: type[_T]) -> _T:
             raise
         present = {name: value for name, value in fields.items() if value is not None}
         return msgspec.convert(present, shape)
-
-
-def too_many_values() -> ApiError:
-    """The error for a body with too many values."""
-    return ApiError(
-        400, f"the body has more than the {MAX_VALUES} values in lists and objects that this "
-        "server takes: send fewer messages, parts or tools", "beyond_bound",
-    )  # fmt: skip

@@ -28,8 +28,7 @@ from pyllama_spec.server.dialect import (
     text_part,
 )
 from pyllama_spec.server.exchange import REQUEST_ID, Exchange, Route
-from pyllama_spec.server.keywords import check_values
-from pyllama_spec.server.service import Event, Service, Thoughts
+from pyllama_spec.server.service import Event, Service, Thoughts, check_values
 from pyllama_spec.server.shapes import ChatRequest, Json
 
 # Fields that would change the answer and are not supported.

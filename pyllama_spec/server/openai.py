@@ -14,9 +14,8 @@ from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange, Route
-from pyllama_spec.server.keywords import beyond
 from pyllama_spec.server.models import ServedModel
-from pyllama_spec.server.service import Service, Shape
+from pyllama_spec.server.service import Service, Shape, beyond
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,

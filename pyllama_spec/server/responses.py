@@ -26,8 +26,7 @@ from pyllama_spec.server.dialect import (
     texts_of,
 )
 from pyllama_spec.server.exchange import Exchange, Route
-from pyllama_spec.server.keywords import check_values
-from pyllama_spec.server.service import Event, Service, Thoughts
+from pyllama_spec.server.service import Event, Service, Thoughts, check_values
 from pyllama_spec.server.shapes import ChatRequest, Json
 
 _WHOLE_INPUT = "no response is stored: give the whole conversation as `input`"

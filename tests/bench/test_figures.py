@@ -119,7 +119,7 @@ def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) 
 
 def test_what_became_of_the_drafter_is_said() -> None:
     """Disabled, idle or used, with the texts in which it was; "disabled" in one repeat wins."""
-    off: dict[str, Any] = {"has_failed": True, "reason_off": "it does not pay"}
+    off: dict[str, Any] = {"reason_off_error": ValueError(), "reason_off": "it does not pay"}
     runs = [
         made_up_run([(1, 1)] * 6, 1.0, drafter="d", off_since=2, **off),
         made_up_run([(1, 1)] * 6, 1.0, drafter="d", off_since=4, **off),

@@ -28,8 +28,8 @@ MODULES = [*ENGINES, "pyllama_spec/_processor.abi3.so"]
 if not IS_X86:
     ENGINES = MODULES = ["pyllama_spec/_engine.abi3.so"]
 LICENSES = [f"pyllama_spec/licenses/{name}-LICENSE.txt" for name in ("llama.cpp", "nlohmann-json")]
-# The C library and its parts; libstdc++ and libgcc are linked in.
-SYSTEM_LIBRARY = re.compile(r"(lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*)$")
+# The C library and its parts, and GCC's; libstdc++ is linked in.
+SYSTEM_LIBRARY = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s)\.so\.\d+|ld-linux.*)$")
 NAME = re.compile(r"pyllama_spec-(?P<version>[0-9.]+)-cp310-abi3-[a-z0-9_]+\.whl$")
 MB = 1 << 20
 
@@ -47,7 +47,7 @@ def test_name_and_tag(wheel: Path, unpacked: Path) -> None:
     assert match, wheel.name
     info = unpacked / f"pyllama_spec-{match['version']}.dist-info"
     tags = Parser().parsestr((info / "WHEEL").read_text()).get_all("Tag")
-    assert tags is not None and [tag.rpartition("-")[0] for tag in tags] == ["cp310-abi3"]
+    assert tags == [f"cp310-abi3-manylinux_2_28_{platform.machine()}"]
     metadata = Parser().parsestr((info / "METADATA").read_text())
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "MIT"
@@ -81,6 +81,8 @@ def test_module_needs_the_system_only(unpacked: Path, module: str) -> None:
     assert not re.search(r"\((RPATH|RUNPATH)\)", dynamic)
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
     assert needed and all(SYSTEM_LIBRARY.match(name) for name in needed), needed
+    versions = run("readelf", "-V", "-W", unpacked / module).stdout
+    assert max(int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", versions)) <= 28
 
 
 def test_no_path_of_the_builder(unpacked: Path) -> None:

@@ -126,9 +126,7 @@ class Pipeline(RunBase[H]):
         config, start = self._config, perf_counter()
         model, layers = self._model, self._layers
         if not has_template(model):
-            how = (
-                "it writes documents" if config.corpus.prompts is None else "messages get ChatML's"
-            )
+            how = "it writes documents" if config.corpus.prompts is None else "messages get ChatML"
             self._reporter.line(f"{model.path.name} has no chat template: {how}")
         identity = corpus_identity(config.corpus, target_sha256)
         store = FeatureStore(

@@ -1,0 +1,118 @@
+"""Makes a folder in which GCC finds the headers and symbols of glibc 2.28.
+
+    python -m tools.glibc_sysroot DIR [--machine x86_64|aarch64]
+
+An engine that is linked with the builder's own libc needs that version or a newer one. With
+`--sysroot=DIR -L DIR/usr/lib -D__GLIBC_MINOR__=28` it runs on each Linux since 2018, as PEP 600
+wants of manylinux_2_28. Headers and stubs of the libraries come from the package ziglang, the
+compiler stays GCC: the engine's guard needs its -fnon-call-exceptions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MINOR = 28
+# What GCC's static libstdc++ takes from newer versions: each as glibc 2.28 has it.
+_COMPAT = """
+#include <stdint.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#define HIDDEN __attribute__((visibility("hidden")))
+#ifdef __x86_64__
+#define STAT_VERSION 1
+#else
+#define STAT_VERSION 0
+#endif
+extern int __xstat(int, const char *, struct stat *), __lxstat(int, const char *, struct stat *);
+extern int __fxstat(int, int, struct stat *);
+HIDDEN char __libc_single_threaded = 0;
+HIDDEN uint32_t arc4random(void) {
+    uint32_t n = 0;
+    while (getrandom(&n, sizeof n, 0) != sizeof n) {}
+    return n;
+}
+HIDDEN int stat(const char * path, struct stat * out) { return __xstat(STAT_VERSION, path, out); }
+HIDDEN int lstat(const char * path, struct stat * out) { return __lxstat(STAT_VERSION, path, out); }
+HIDDEN int fstat(int file, struct stat * out) { return __fxstat(STAT_VERSION, file, out); }
+HIDDEN int fstat64(int file, struct stat64 * out) {
+    return __fxstat(STAT_VERSION, file, (struct stat *) out);
+}
+"""
+_LIBRARIES = {"m": 6, "dl": 2, "pthread": 0, "rt": 1}
+_LIBC = "GROUP ( libc.so.6 AS_NEEDED ( {libraries} libld.so.2 ) libcompat.a )\n"
+
+
+def make_sysroot(out: Path, machine: str) -> None:
+    """Fills a folder, which is replaced if it exists."""
+    shutil.rmtree(out, ignore_errors=True)
+    include, lib = out / "usr" / "include", out / "usr" / "lib"
+    lib.mkdir(parents=True)
+    package = importlib.util.find_spec("ziglang")
+    if package is None or package.origin is None:
+        raise SystemExit("the package ziglang is missing: pip install --group portable")
+    headers = Path(package.origin).parent / "lib" / "libc" / "include"
+    family = "x86" if machine == "x86_64" else machine
+    for part in ("any-linux-any", f"{family}-linux-any", "generic-glibc", f"{family}-linux-gnu"):
+        shutil.copytree(headers / part, include, dirs_exist_ok=True)
+    # libstdc++ asks whether it is there, and this version has it not.
+    (include / "sys" / "single_threaded.h").unlink()
+    with tempfile.TemporaryDirectory() as work:
+        _copy_stubs(Path(work), lib, machine)
+        compiler = _compiler(machine)
+        source, built = Path(work) / "compat.c", Path(work) / "compat.o"
+        source.write_text(_COMPAT, encoding="utf-8")
+        flags = [f"--sysroot={out}", f"-D__GLIBC_MINOR__={MINOR}", "-D_GNU_SOURCE", "-O2", "-fPIC"]
+        _run([compiler, *flags, "-c", source, "-o", built])
+        _run([compiler.replace("gcc", "gcc-ar"), "rcs", lib / "libcompat.a", built])
+    for name in ("crti.o", "crtn.o", "Scrt1.o", "crt1.o"):
+        shutil.copy(_output([compiler, f"-print-file-name={name}"]), lib)
+    for name, version in _LIBRARIES.items():
+        (lib / f"lib{name}.so").symlink_to(f"lib{name}.so.{version}")
+    libraries = " ".join(f"lib{name}.so.{version}" for name, version in _LIBRARIES.items())
+    (lib / "libc.so").write_text(_LIBC.format(libraries=libraries), encoding="utf-8")
+
+
+def _copy_stubs(work: Path, lib: Path, machine: str) -> None:
+    """Links an empty program, for which zig makes a stub of each library."""
+    source, cache = work / "empty.c", work / "cache"
+    source.write_text("int f(void) { return 0; }\n", encoding="utf-8")
+    target = f"{machine}-linux-gnu.2.{MINOR}"
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-shared", "-o"]
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache)}
+    _run([*command, work / "empty.so", source], environment)
+    for stub in cache.glob("o/*/lib*.so.*"):
+        shutil.copy(stub, lib)
+
+
+def _compiler(machine: str) -> str:
+    return "gcc" if machine == os.uname().machine else f"{machine}-linux-gnu-gcc"
+
+
+def _run(command: list[str | Path], environment: dict[str, str] | None = None) -> None:
+    subprocess.run(command, check=True, env=environment)
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> int:
+    """Makes the folder that the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="DIR")
+    parser.add_argument("--machine", choices=("x86_64", "aarch64"), default=os.uname().machine)
+    args = parser.parse_args()
+    make_sysroot(args.out.resolve(), args.machine)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
