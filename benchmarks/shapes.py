@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-from tests.models import TinyConfig, dense, mtp, parts, recurrent
+from tests.models import TinyConfig, dense, hybrid, mtp, parts
 from tests.models.sketch import Sketch
 from tests.models.vocab import write_tokenizer
 
@@ -156,7 +156,8 @@ def qwen35(n_embd: int, n_ff: int, n_vocab: int, n_layer: int) -> Shape:
     cfg = m.cfg
     state, k_heads, v_heads = 128, 16, 32
     parts.header(m)
-    recurrent.ssm_header(m, inner=state * v_heads, state=state, rank=v_heads, groups=k_heads)
+    inner = state * v_heads
+    m.add_keys(hybrid.ssm_sizes(m, inner=inner, state=state, rank=v_heads, groups=k_heads))
     m.key("full_attention_interval", cfg.attention_interval)
     m.key("attention.key_length", cfg.head_dim)
     m.key("attention.value_length", cfg.head_dim)
@@ -166,9 +167,9 @@ def qwen35(n_embd: int, n_ff: int, n_vocab: int, n_layer: int) -> Shape:
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm", "post_attention_norm")
         if (index + 1) % cfg.attention_interval == 0:
-            recurrent.gated_attention(m, blk)
+            hybrid.gated_attention(m, blk)
         else:
-            recurrent.delta_net(m, blk, state, k_heads, v_heads)
+            hybrid.delta_net(m, blk, sizes=(state, k_heads, v_heads))
         parts.gated_ffn(m, blk)
     m.output()
     mtp.add_heads(m)

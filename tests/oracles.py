@@ -9,16 +9,14 @@ Tests name them by number:
     O5  bookkeeping         decoded, drafted, accepted and kept tokens add up after each round
     O6  state               after a rollback a sequence continues as if it had never gone further
     O7  child process       a call ends in an exit code, never in a signal
-    O8  memory              repeated opening, use and closing leaves no memory behind
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -340,25 +338,6 @@ def run_child(
     if expect is not None:
         assert done.returncode == expect, f"O7: exit code {done.returncode}{said}"
     return ChildResult(done.returncode, done.stdout, done.stderr)
-
-
-def rss_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return pages * resource.getpagesize()
-
-
-def rss_slope(action: Callable[[int], None], n: int, *, warmup: int = 5) -> float:
-    """O8: bytes of resident memory that each call adds, by a least-squares line over n calls."""
-    for i in range(warmup):
-        action(i)
-    sizes: list[int] = []
-    for i in range(n):
-        action(warmup + i)
-        sizes.append(rss_bytes())
-    return float(np.polyfit(np.arange(n), np.array(sizes, dtype=np.float64), 1)[0])
 
 
 def prompt_tokens(n: int, seed: int = 0, n_vocab: int = 256) -> list[int]:

@@ -95,14 +95,16 @@ class PrefixStore:
         self.n_bytes += size
 
     def remove(self, entry: StoredPrefix) -> None:
-        """Drops a copy."""
-        self._entries.remove(entry)
-        self.n_bytes -= entry.n_bytes
+        """Drops a copy, unless a newer one has taken its place."""
+        if entry in self._entries:
+            self._entries.remove(entry)
+            self.n_bytes -= entry.n_bytes
 
     def touch(self, entry: StoredPrefix) -> None:
-        """Marks a copy as used now."""
-        self._entries.remove(entry)
-        self._entries.append(entry)
+        """Marks a copy as used now, unless a newer one has taken its place."""
+        if entry in self._entries:
+            self._entries.remove(entry)
+            self._entries.append(entry)
 
     def clear(self) -> None:
         """Drops all copies."""

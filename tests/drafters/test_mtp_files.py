@@ -19,9 +19,9 @@ from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SpeculativeLoop
 from tests.models import ARCHITECTURES, TinyConfig, model_path
 from tests.models.build import WITH_HEADS
-from tests.models.hyper import deepseek4_compressors
 from tests.models.mtp import HEADS, SEVERAL, add_heads
 from tests.models.sketch import Sketch
+from tests.models.streams import deepseek4_compressors
 from tests.mtp_tools import ARCHS, head_alone, mtp_context, with_head, without
 from tests.oracles import tiny
 from tests.tiers import release_except

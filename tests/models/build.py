@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import dense, encoder, hybrid, hyper, moe, mtp, recurrent, streams, windowed_moe
+from . import dense, encoder, hybrid, moe, mtp, streams
 from .config import TinyConfig
 from .sketch import Sketch
 
@@ -26,10 +26,10 @@ ARCHITECTURES: dict[str, Callable[[Sketch], None]] = {
     "starcoder2": dense.starcoder2,
     "gpt-oss": moe.gpt_oss,
     "deepseek2": moe.deepseek2,
-    "qwen35": recurrent.qwen35,
-    "lfm2": recurrent.lfm2,
-    "mamba2": recurrent.mamba2,
-    "mamba": recurrent.mamba,
+    "qwen35": hybrid.qwen35,
+    "lfm2": hybrid.lfm2,
+    "mamba2": hybrid.mamba2,
+    "mamba": hybrid.mamba,
     "qwen35moe": hybrid.qwen35moe,
     "qwen3next": hybrid.qwen3next,
     "falcon-h1": hybrid.falcon_h1,
@@ -51,28 +51,18 @@ WITH_HEADS: dict[str, Callable[[Sketch], None]] = {
     "glm-dsa": moe.deepseek32,
     "bailingmoe3": hybrid.bailingmoe3,
     "qwen4exp": streams.qwen4exp,
-    "deepseek4": hyper.deepseek4,
-    "glm5-next": hyper.glm5_next,
-    "step35": windowed_moe.step35,
-    "mimo2": windowed_moe.mimo2,
-    "hy_v3": windowed_moe.hy_v3,
+    "deepseek4": streams.deepseek4,
+    "glm5-next": streams.glm5_next,
+    "step35": moe.step35,
+    "mimo2": moe.mimo2,
+    "hy_v3": moe.hy_v3,
 }
 """Further architectures, which are here only for their MTP heads."""
 
-HYBRID = frozenset(
-    {
-        "qwen35",
-        "qwen35moe",
-        "qwen3next",
-        "lfm2",
-        "falcon-h1",
-        "granitehybrid",
-        "nemotron_h",
-        "jamba",
-        "plamo2",
-        "kimi-linear",
-    }
-)
+HYBRID = frozenset({
+    "qwen35", "qwen35moe", "qwen3next", "lfm2", "falcon-h1", "granitehybrid", "nemotron_h", "jamba",
+    "plamo2", "kimi-linear",
+})  # fmt: skip
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv7"})
 STATES = tuple(arch for arch in ARCHITECTURES if arch in HYBRID | RECURRENT)
 STATES_WITHOUT_SNAPSHOTS = ("rwkv7",)

@@ -12,33 +12,21 @@ from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from . import parts
-from .eagle3 import Draft, RopeScaling, Tensors, llama3_factors
+from .eagle3 import Draft, DraftConfig, Tensors, llama3_factors
 
 Variant = Literal["dflash", "dflash2", "dspark"]
 
-_NO_SCALING = RopeScaling()
-
 
 @dataclass(frozen=True)
-class DFlashConfig:
-    """All settings that determine the bytes of a draft. None leaves a key out, unless stated."""
+class DFlashConfig(DraftConfig):
+    """All settings that determine the bytes of a draft, which has the target's width.
+
+    None leaves a key out, unless stated.
+    """
 
     variant: Variant = "dflash"
-    seed: int = 0
-    n_vocab: int = 320
-    """The target's vocabulary."""
-    n_draft_vocab: int | None = None
-    """Size of the reduced vocabulary, which `d2t` maps to the target's; None: no `d2t`."""
-    sorted_d2t: bool = True
-    target_layers: tuple[int, ...] = (1, 2, 3)
-    n_embd: int = 64
-    """The target's width, which the draft shares."""
     n_layer: int = 2
-    n_head: int = 4
-    n_head_kv: int = 2
-    head_dim: int | None = None
-    """None: `n_embd // n_head`."""
-    n_ff: int = 96
+    norm_eps: float = 1e-6
     block_size: int | None = 6
     mask_token: int | None = 300
     """An ordinary padding word by default: no text encodes to it."""
@@ -49,8 +37,6 @@ class DFlashConfig:
     sliding_window: int | None = None
     window_pattern: tuple[bool, ...] | None = None
     """Which layers slide; None: all, if there is a window."""
-    own_embedding: bool = True
-    own_output: bool = True
     sample_from_anchor: bool | None = None
     """Without the key, the anchor's slot drafts too in DSpark, and not in other variants."""
     markov_rank: int = 12
@@ -74,18 +60,6 @@ class DFlashConfig:
     sinks: bool = False
     shared_kv: bool = False
     """Keys serve as values."""
-    rope: RopeScaling = _NO_SCALING
-    rope_freq_base: float = 10000.0
-    n_ctx_train: int = 65536
-    norm_eps: float = 1e-6
-    output_scale: float = 8.0
-    """Standard deviation of the logits of ordinary tokens."""
-    weight_type: Literal["f32", "bf16", "f16", "q8_0"] = "f32"
-    """The type of matrices; norms, convolution bases, biases and RoPE factors are F32."""
-
-    @property
-    def head_size(self) -> int:
-        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
     @property
     def slides(self) -> tuple[bool, ...]:
@@ -177,36 +151,28 @@ class _Block(Draft):
         """Add the architecture's keys; options that are None are left out."""
         cfg = self.draft
         self.sizes()
+        self.rope_keys()
+        slides = list(cfg.slides)
         values: dict[str, Any] = {
             "block_size": cfg.block_size,
             "attention.causal": cfg.causal,
             "attention.causal_pattern": cfg.causal_pattern and list(cfg.causal_pattern),
+            "attention.sliding_window": cfg.sliding_window,
+            "attention.sliding_window_pattern": None if cfg.sliding_window is None else slides,
             "embedding_scale": cfg.embedding_scale,
             "logit_scale": cfg.logit_scale,
             "final_logit_softcapping": cfg.softcap,
             "attention.scale": cfg.attention_scale,
             "attention.value_scale": cfg.value_scale,
             "hidden_activation": cfg.hidden_activation,
+            "rope.dimension_sections": [cfg.head_size // 2, 0, 0, 0] if cfg.mrope else None,
+            "sample_from_anchor": cfg.sample_from_anchor,
+            "has_confidence_head": cfg.confidence if cfg.variant == "dspark" else None,
         }
-        if cfg.sliding_window is not None:
-            values["attention.sliding_window"] = cfg.sliding_window
-            values["attention.sliding_window_pattern"] = list(cfg.slides)
-        if cfg.mrope:
-            values["rope.dimension_sections"] = [cfg.head_size // 2, 0, 0, 0]
         if cfg.variant == "dflash2":
             for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
                 values[name] = getattr(cfg, name)
-        values["sample_from_anchor"] = cfg.sample_from_anchor
-        if cfg.variant == "dspark":
-            values["has_confidence_head"] = cfg.confidence
-        # llama3 has no keys, only a tensor
-        if cfg.rope.kind in ("linear", "yarn"):
-            values["rope.scaling.type"] = cfg.rope.kind
-            values["rope.scaling.factor"] = cfg.rope.factor
-            values["rope.scaling.original_context_length"] = cfg.rope.original_context
-        for name, value in values.items():
-            if value is not None:
-                self.key(name, value)
+        self.add_keys({name: value for name, value in values.items() if value is not None})
 
 
 def dflash_tensors(cfg: DFlashConfig) -> Tensors:

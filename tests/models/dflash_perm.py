@@ -12,7 +12,7 @@ from .dflash import DFlashConfig, dflash_tensors, write_dflash
 from .eagle3 import Tensors
 from .toys import perm_next
 
-Read = Literal["newest", "spread", "token"]
+Read = Literal["newest", "spread"]
 Array = NDArray[np.float64]
 
 # a neighbour of the attended position has a weight of exp(-CONTRAST)
@@ -97,7 +97,6 @@ def build_perm_dflash(
     permuted, NaN or of another text, the whole block is wrong; earlier rows do not matter. With
     `read="spread"` draft d (0, 1, ...) reads the row of P - 1 - d, so that a block tests
     `block_size` rows. Then the text, prompts included, must follow the permutation that far back.
-    With `read="token"` slots read only the block's first token; rows do not matter.
 
     Features are the mean over `target_layers`, or `target_layers[read_layer]` alone. They depend
     on the layer: with a `stepping` target, the features of any other layer are wrong.
@@ -199,17 +198,13 @@ class _Layout:
         taps = range(len(cfg.target_layers)) if read_layer is None else [read_layer]
         for tap in taps:
             back = self._code.step(-cfg.target_layers[tap] if stepping else 0)
-            if self._read != "token":
-                fc[:end, tap] = back @ self._code.rows.T / len(taps)
+            fc[:end, tap] = back @ self._code.rows.T / len(taps)
             fc[self._one, tap] = 1.0 / len(taps)
         tensors["fc.weight"][:] = fc.reshape(n, -1)
-        tensors["enc.output_norm.weight"][:] = self._undo_norm(1.0 + (self._read != "token"))
+        tensors["enc.output_norm.weight"][:] = self._undo_norm(2.0)
         embedding = np.zeros((cfg.n_vocab, n))
         embedding[:, self._first] = 1.0
-        if self._read == "token":
-            embedding[:, :end] = self._code.rows
-        else:
-            embedding[:, self._one] = 1.0
+        embedding[:, self._one] = 1.0
         if cfg.mask_token is not None:
             embedding[cfg.mask_token] = 0.0
             embedding[cfg.mask_token, [self._mask, self._one]] = 1.0
@@ -241,8 +236,6 @@ class _Layout:
 
     def _distance(self, slot: int) -> int:
         """The number of positions that a slot looks back."""
-        if self._read == "token":
-            return slot
         draft = slot if self._ahead else max(slot - 1, 0)
         return slot + 1 + (draft if self._read == "spread" else 0)
 

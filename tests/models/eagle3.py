@@ -44,8 +44,8 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
-class Eagle3Config:
-    """All settings that determine the bytes of a draft head; docs/eagle3.md explains them."""
+class DraftConfig:
+    """The settings of a draft of any kind."""
 
     seed: int = 0
     n_vocab: int = 320
@@ -53,7 +53,6 @@ class Eagle3Config:
     n_draft_vocab: int | None = None
     """Size of the reduced vocabulary, which `d2t` maps to the target's; None: no `d2t`."""
     sorted_d2t: bool = True
-    target_n_embd: int = 64
     target_layers: tuple[int, ...] = (1, 2, 3)
     n_embd: int = 64
     n_layer: int = 1
@@ -62,6 +61,27 @@ class Eagle3Config:
     head_dim: int | None = None
     """None: `n_embd // n_head`."""
     n_ff: int = 96
+    own_embedding: bool = True
+    own_output: bool = True
+    rope: RopeScaling = RopeScaling()
+    rope_freq_base: float = 10000.0
+    n_ctx_train: int = 65536
+    norm_eps: float = 1e-5
+    output_scale: float = 8.0
+    """Standard deviation of the logits of ordinary tokens."""
+    weight_type: Literal["f32", "bf16", "f16", "q8_0"] = "f32"
+    """The type of matrices; norms, convolution bases, biases and RoPE factors are F32."""
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
+
+
+@dataclass(frozen=True)
+class Eagle3Config(DraftConfig):
+    """All settings that determine the bytes of a draft head; docs/eagle3.md explains them."""
+
+    target_n_embd: int = 64
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -71,20 +91,6 @@ class Eagle3Config:
     fc_bias: bool = False
     attn_bias: bool = False
     """Biases on Q, K, V and the attention's output."""
-    own_embedding: bool = True
-    own_output: bool = True
-    rope: RopeScaling = RopeScaling()
-    rope_freq_base: float = 10000.0
-    n_ctx_train: int = 65536
-    norm_eps: float = 1e-5
-    output_scale: float = 8.0
-    """Standard deviation of the logits of ordinary tokens."""
-    weight_type: Literal["f32", "bf16"] = "f32"
-    """The type of matrices; norms, biases and RoPE factors are F32."""
-
-    @property
-    def head_size(self) -> int:
-        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
 
 class Draft(Sketch):
@@ -116,6 +122,15 @@ class Draft(Sketch):
         for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
             self.key(name, cfg.head_size)
         self.key("target_layers", list(cfg.target_layers))
+
+    def rope_keys(self) -> None:
+        """Llama 3 has only a tensor; with longrope's tensors, a factor would be applied as well."""
+        rope = self.draft.rope
+        if rope.kind in ("linear", "yarn", "longrope"):
+            self.key("rope.scaling.type", rope.kind)
+            self.key("rope.scaling.original_context_length", rope.original_context)
+        if rope.kind in ("linear", "yarn"):
+            self.key("rope.scaling.factor", rope.factor)
 
     def quiet(self, name: str) -> None:
         """Keep control tokens far from the argmax, as in the targets."""
@@ -184,9 +199,8 @@ class _Head(Draft):
         self.matrix(f"{blk}attn_v.weight", n_kv, n_in)
         self.matrix(f"{blk}attn_output.weight", cfg.n_embd, n_q, gain=1.5)
         if cfg.attn_bias:
-            self.normal(f"{blk}attn_q.bias", n_q_rows, std=0.2)
-            self.normal(f"{blk}attn_k.bias", n_kv, std=0.2)
-            self.normal(f"{blk}attn_v.bias", n_kv, std=0.2)
+            for part, n in (("q", n_q_rows), ("k", n_kv), ("v", n_kv)):
+                self.normal(f"{blk}attn_{part}.bias", n, std=0.2)
             self.normal(f"{blk}attn_output.bias", cfg.n_embd, std=0.1)
         if cfg.qk_norm:
             for part in "qk":
@@ -235,23 +249,16 @@ class _Head(Draft):
         cfg = self.draft
         self.sizes()
         self.key("target_hidden_size", cfg.target_n_embd)
-        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
-            if getattr(cfg, name):
-                self.key(name, True)
+        flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        self.add_keys({name: True for name in flags if getattr(cfg, name)})
         if cfg.output_gate:
             self.key("attention.output_gate", True)
-        rope = cfg.rope
-        # llama3 has only a tensor; with longrope's tensors, a factor would be applied as well
-        if rope.kind in ("linear", "yarn", "longrope"):
-            self.key("rope.scaling.type", rope.kind)
-            self.key("rope.scaling.original_context_length", rope.original_context)
-            if rope.kind != "longrope":
-                self.key("rope.scaling.factor", rope.factor)
-        if rope.attn_factor is not None:
-            self.key("rope.scaling.attn_factor", rope.attn_factor)
+        self.rope_keys()
+        if cfg.rope.attn_factor is not None:
+            self.key("rope.scaling.attn_factor", cfg.rope.attn_factor)
 
 
-def llama3_factors(cfg: Any) -> NDArray[np.float64]:
+def llama3_factors(cfg: DraftConfig) -> NDArray[np.float64]:
     """Llama 3.1's divisors of the RoPE frequencies, float64 `[head size / 2]`."""
     low, high = 1.0, 4.0
     n_pairs = cfg.head_size // 2

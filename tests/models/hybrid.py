@@ -1,232 +1,282 @@
-"""More recurrent and hybrid decoders: those whose snapshots our patches add, and related ones.
+"""Recurrent and hybrid decoders.
 
 Even layers have the recurrent state and odd ones the attention, unless stated otherwise.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 
 from . import parts
-from .moe import dense_or_biased_experts, latent_attention, latent_header, shared_expert
-from .recurrent import delta_net, gated_attention, mamba2_mixer, mamba_mixer, ssm_header
+from .moe import latent_attention, latent_sizes
+from .parts import (
+    Block,
+    Keys,
+    alternating,
+    attention,
+    decoder,
+    dense_until,
+    gated_experts,
+    gated_ffn,
+    head_norms,
+    norms,
+)
 from .sketch import Sketch
 
-
-def key_heads(m: Sketch, n_head_kv: int | None = None) -> None:
-    n = m.cfg.n_head_kv if n_head_kv is None else n_head_kv
-    m.key("attention.head_count_kv", [n if i % 2 else 0 for i in range(m.cfg.n_layer)])
+_POST = ("attn_norm", "post_attention_norm")
 
 
-def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
-    """qwen35's layers, with routed experts and a shared one."""
-    cfg = m.cfg
-    head, k_heads, v_heads = gated_delta_header(m)
-    if not joined:
-        m.key("rope.dimension_sections", [2, 1, 1, 0])
-    m.embedding()
-    for index, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm", "post_attention_norm")
-        if (index + 1) % cfg.attention_interval == 0:
-            gated_attention(m, blk)
-        else:
-            delta_net(m, blk, head, k_heads, v_heads, joined=joined)
-        gated_experts(m, blk)
-    m.output()
+def ssm_sizes(m: Sketch, *, inner: int, state: int, rank: int, groups: int | None) -> Keys:
+    keys = {
+        "ssm.conv_kernel": m.cfg.conv_kernel, "ssm.inner_size": inner, "ssm.state_size": state,
+        "ssm.time_step_rank": rank,
+    }  # fmt: skip
+    return keys if groups is None else {**keys, "ssm.group_count": groups}
 
 
-def gated_delta_header(m: Sketch) -> tuple[int, int, int]:
-    """Add the keys of a gated delta net with experts; returns delta_net()'s sizes."""
-    cfg = m.cfg
-    head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
-    parts.header(m)
-    parts.moe_header(m)
-    ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
-    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
-    m.key("full_attention_interval", cfg.attention_interval)
-    parts.head_sizes(m)
-    m.key("rope.dimension_count", cfg.head_dim // 2)
-    return head, k_heads, v_heads
+def key_heads(m: Sketch, n: int | None = None) -> Keys:
+    n = m.cfg.n_head_kv if n is None else n
+    return {"attention.head_count_kv": [n if i % 2 else 0 for i in range(m.cfg.n_layer)]}
 
 
-def gated_experts(m: Sketch, blk: str) -> None:
-    """Add routed experts, and a shared one with a gate."""
-    parts.experts(m, blk)
-    m.matrix(f"{blk}ffn_gate_inp_shexp.weight", m.cfg.n_embd)
-    shared_expert(m, blk)
+# ---- gated delta nets
+
+
+def _delta_sizes(m: Sketch) -> tuple[int, int, int]:
+    """The width of a head, and the numbers of key and of value heads."""
+    if m.cfg.n_embd >= 512:  # a size for timings: heads as in published models
+        return 128, m.cfg.n_embd // 64, m.cfg.n_embd // 64
+    return m.cfg.state_size or 16, 2, m.cfg.state_heads or 4
+
+
+def delta_keys(m: Sketch) -> Keys:
+    head, k_heads, v_heads = _delta_sizes(m)
+    sizes = ssm_sizes(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
+    return {
+        **sizes, **parts.head_sizes(m), "full_attention_interval": m.cfg.attention_interval,
+        "rope.dimension_count": m.cfg.head_dim // 2,
+    }  # fmt: skip
+
+
+def delta_expert_keys(m: Sketch) -> Keys:
+    width = {"expert_shared_feed_forward_length": m.cfg.n_ff_exp}
+    return {**delta_keys(m), **parts.expert_sizes(m), **width}
+
+
+def on_interval(full: Block, other: Block) -> Block:
+    """One block in the last layer of each interval and in heads, another one in the others."""
+
+    def add(m: Sketch, blk: str) -> None:
+        is_full = (parts.layer_of(blk) + 1) % m.cfg.attention_interval == 0
+        (full if is_full else other)(m, blk)
+
+    return add
+
+
+def qwen35(m: Sketch) -> None:
+    """Gated delta net, gated attention in the last layer of each interval, dense feed-forward."""
+    keys = {**delta_keys(m), "rope.dimension_sections": [2, 1, 1, 0]}
+    decoder(m, on_interval(gated_attention, delta_net), gated_ffn, names=_POST, keys=keys)
 
 
 def qwen35moe(m: Sketch) -> None:
     """Gated delta net and gated attention, mixture of experts."""
-    _gated_delta_moe(m, joined=False)
+    keys = {**delta_expert_keys(m), "rope.dimension_sections": [2, 1, 1, 0]}
+    decoder(m, on_interval(gated_attention, delta_net), gated_experts, names=_POST, keys=keys)
 
 
 def qwen3next(m: Sketch) -> None:
     """qwen35moe with beta and alpha in one projection, and RoPE without sections."""
-    _gated_delta_moe(m, joined=True)
+    mixer = on_interval(gated_attention, partial(delta_net, joined=True))
+    decoder(m, mixer, gated_experts, names=_POST, keys=delta_expert_keys(m))
 
 
-def _mamba2_header(m: Sketch, *, groups: int) -> dict[str, int]:
-    inner, state, heads = 2 * m.cfg.n_embd, m.cfg.state_size or 32, m.cfg.state_heads or 4
-    ssm_header(m, inner=inner, state=state, rank=heads, groups=groups)
-    return {"inner": inner, "state": state, "heads": heads, "groups": groups}
+def gated_attention(m: Sketch, blk: str) -> None:
+    """Add attention in which each head's query is followed by its gate."""
+    cfg = m.cfg
+    m.matrix(f"{blk}attn_q.weight", 2 * cfg.n_embd, cfg.n_embd)
+    for part in "kv":
+        m.matrix(f"{blk}attn_{part}.weight", cfg.n_embd_kv, cfg.n_embd)
+    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=3.0)
+    head_norms(m, blk)
+
+
+def delta_net(
+    m: Sketch, blk: str, *, joined: bool = False, sizes: tuple[int, int, int] | None = None
+) -> None:
+    """Add a gated delta net; `joined`: beta and alpha are one projection."""
+    head, k_heads, v_heads = sizes or _delta_sizes(m)
+    n_embd, inner = m.cfg.n_embd, head * v_heads
+    width = 2 * head * k_heads + inner
+    m.matrix(f"{blk}attn_qkv.weight", width, n_embd)
+    m.matrix(f"{blk}attn_gate.weight", inner, n_embd)
+    m.normal(f"{blk}ssm_conv1d.weight", width, m.cfg.conv_kernel, std=0.7)
+    m.normal(f"{blk}ssm_dt.bias", v_heads, std=0.5)
+    # small decay rates: a token must still affect the logits dozens of tokens later
+    m.uniform(f"{blk}ssm_a", v_heads, low=-0.2, high=-0.02)
+    for name in ("ba",) if joined else ("beta", "alpha"):
+        m.matrix(f"{blk}ssm_{name}.weight", (1 + joined) * v_heads, n_embd)
+    m.norm(f"{blk}ssm_norm", head)
+    m.matrix(f"{blk}ssm_out.weight", n_embd, inner, gain=2.0)
+
+
+# ---- Mamba and Mamba-2
+
+
+_PLAIN_FFN = partial(parts.plain_ffn, bias=False)
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """A selective state space with a decay per head, as a block with its keys."""
+
+    groups: int = 1
+    state: int = 32
+
+    def sizes(self, m: Sketch) -> tuple[int, int, int]:
+        """The inner width, the width of the state and the number of heads."""
+        return 2 * m.cfg.n_embd, m.cfg.state_size or self.state, m.cfg.state_heads or 4
+
+    def keys(self, m: Sketch) -> Keys:
+        inner, state, heads = self.sizes(m)
+        return ssm_sizes(m, inner=inner, state=state, rank=heads, groups=self.groups)
+
+    def __call__(self, m: Sketch, blk: str) -> None:
+        cfg, (inner, state, heads) = m.cfg, self.sizes(m)
+        conv = inner + 2 * self.groups * state
+        m.matrix(f"{blk}ssm_in.weight", inner + conv + heads, cfg.n_embd)
+        m.normal(f"{blk}ssm_conv1d.weight", conv, m.cfg.conv_kernel, std=0.7)
+        m.normal(f"{blk}ssm_conv1d.bias", conv, std=0.1)
+        m.normal(f"{blk}ssm_dt.bias", heads, mean=-2.0, std=0.5)
+        m.uniform(f"{blk}ssm_a", heads, 1, low=-1.0, high=-0.1)
+        m.put(f"{blk}ssm_d", np.ones((heads, 1), np.float32))
+        shape = (self.groups, inner // self.groups)
+        m.normal(f"{blk}ssm_norm.weight", *shape, mean=1.0, std=0.1)
+        m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=1.5)
+
+
+def mamba2(m: Sketch) -> None:
+    # state 128 and heads of 32: the sizes for which GPU kernels exist
+    mixer = Mamba2(state=128)
+    decoder(m, mixer, names=("attn_norm",), keys=mixer.keys(m), has_attention=False)
 
 
 def falcon_h1(m: Sketch) -> None:
     """Mamba-2 and attention in parallel in every layer."""
-    cfg = m.cfg
-    parts.header(m)
-    sizes = _mamba2_header(m, groups=2)
-    m.embedding()
+    mixer = Mamba2(groups=2)
+    decoder(m, mixer, attention, gated_ffn, keys=mixer.keys(m))
     for _, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm")
-        m.norm(f"{blk}ffn_norm", cfg.n_embd)
         m.tensors[f"{blk}ffn_norm"] = m.tensors.pop(f"{blk}ffn_norm.weight")
-        mamba2_mixer(m, blk, **sizes)
-        parts.attention(m, blk)
-        parts.gated_ffn(m, blk)
-    m.output()
 
 
 def granite_hybrid(m: Sketch) -> None:
     """Mamba-2 or attention, each with a dense feed-forward block."""
-    parts.header(m)
-    key_heads(m)
-    sizes = _mamba2_header(m, groups=1)
-    for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale"):
-        m.key(key, 0.25 if key == "attention.scale" else 1.0)
-    m.embedding()
-    for index, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm", "ffn_norm")
-        if index % 2:
-            parts.attention(m, blk)
-        else:
-            mamba2_mixer(m, blk, **sizes)
-        parts.gated_ffn(m, blk)
-    m.output()
+    mixer = Mamba2()
+    scales = dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), 1.0)
+    keys = {**key_heads(m), **mixer.keys(m), **scales, "attention.scale": 0.25}
+    decoder(m, alternating(mixer, attention), gated_ffn, keys=keys)
 
 
-def nemotron_h(m: Sketch) -> None:
+def nemotron_h(m: Sketch, feed_forward: Block = _PLAIN_FFN) -> None:
     """One block per layer: Mamba-2, attention, Mamba-2, feed-forward, and so on."""
-    cfg = m.cfg
-    kinds = [("mamba", "attention", "mamba", "ffn")[i % 4] for i in range(cfg.n_layer)]
-    parts.header(m)
-    m.key("attention.layer_norm_epsilon", cfg.norm_eps)
-    m.key("attention.head_count_kv", [cfg.n_head_kv * (kind == "attention") for kind in kinds])
-    m.key("feed_forward_length", [cfg.n_ff * (kind == "ffn") for kind in kinds])
-    sizes = _mamba2_header(m, groups=2)
-    m.embedding()
-    for index, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm")
-        if kinds[index] == "mamba":
-            mamba2_mixer(m, blk, **sizes)
-        elif kinds[index] == "attention":
-            parts.attention(m, blk)
-        else:
-            m.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
-            m.matrix(f"{blk}ffn_down.weight", cfg.n_embd, cfg.n_ff, gain=1.5)
-    m.output()
+    cfg, mixer = m.cfg, Mamba2(groups=2)
+    kinds = [i % 4 for i in range(cfg.n_layer)]
+    keys = {
+        "attention.layer_norm_epsilon": cfg.norm_eps,
+        "attention.head_count_kv": [cfg.n_head_kv * (kind == 1) for kind in kinds],
+        "feed_forward_length": [cfg.n_ff * (kind == 3) for kind in kinds],
+        **mixer.keys(m),
+    }
+    blocks = (mixer, attention, mixer, feed_forward)
+    decoder(
+        m, lambda m, blk: blocks[parts.layer_of(blk) % 4](m, blk), names=("attn_norm",), keys=keys
+    )
 
 
 def nemotron_h_moe(m: Sketch) -> None:
     """nemotron_h with squared experts in place of the dense feed-forward block."""
-    cfg = m.cfg
-    nemotron_h(m)
-    parts.moe_header(m)
-    m.key("expert_shared_count", 1)
-    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
-    m.key("expert_weights_norm", True)
-    m.key("expert_weights_scale", 1.5)
-    m.key("expert_gating_func", 2)  # sigmoid, for other readers; the engine always uses it
-    for _, blk in parts.layers(m):
-        if m.tensors.pop(f"{blk}ffn_up.weight", None) is not None:
-            del m.tensors[f"{blk}ffn_down.weight"]
-            squared_experts(m, blk)
+    nemotron_h(m, parts.squared_experts)
+    m.add_keys({**parts.sigmoid_experts(m), "expert_shared_count": 1})
 
 
-def squared_experts(m: Sketch, blk: str) -> None:
-    """Add routed experts and a shared one, each of two matrices with relu(x)**2 between."""
-    cfg = m.cfg
-    m.matrix(f"{blk}ffn_gate_inp.weight", cfg.n_expert, cfg.n_embd, gain=2.0)
-    m.normal(f"{blk}exp_probs_b.bias", cfg.n_expert, std=0.1)
-    m.matrix(f"{blk}ffn_up_exps.weight", cfg.n_expert, cfg.n_ff_exp, cfg.n_embd)
-    m.matrix(f"{blk}ffn_down_exps.weight", cfg.n_expert, cfg.n_embd, cfg.n_ff_exp)
-    m.matrix(f"{blk}ffn_up_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
-    m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp)
+def _mamba(m: Sketch, blk: str, *, has_norms: bool = False) -> None:
+    """Add a selective state space with a decay per component of the state."""
+    cfg, inner, state, rank = m.cfg, 2 * m.cfg.n_embd, m.cfg.state_size or 16, 4
+    m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
+    m.normal(f"{blk}ssm_conv1d.weight", inner, m.cfg.conv_kernel, std=0.7)
+    m.normal(f"{blk}ssm_conv1d.bias", inner, std=0.1)
+    m.matrix(f"{blk}ssm_x.weight", rank + 2 * state, inner, gain=1.5)
+    m.matrix(f"{blk}ssm_dt.weight", inner, rank)
+    m.normal(f"{blk}ssm_dt.bias", inner, mean=-2.0, std=0.5)
+    m.put(f"{blk}ssm_a", -np.tile(np.linspace(0.05, 2.0, state), (inner, 1)))
+    m.put(f"{blk}ssm_d", np.ones(inner, np.float32))
+    m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=2.0)
+    for name, size in (("dt", rank), ("b", state), ("c", state)) if has_norms else ():
+        m.norm(f"{blk}ssm_{name}_norm", size)
+
+
+def _mamba_sizes(m: Sketch) -> Keys:
+    return ssm_sizes(
+        m, inner=2 * m.cfg.n_embd, state=m.cfg.state_size or 16, rank=4, groups=None
+    )  # fmt: skip
+
+
+def mamba(m: Sketch) -> None:
+    decoder(m, _mamba, names=("attn_norm",), keys=_mamba_sizes(m), has_attention=False)
 
 
 def jamba(m: Sketch) -> None:
     """Mamba with norms of B, C and dt, or attention without RoPE."""
-    cfg = m.cfg
-    inner, state, rank = 2 * cfg.n_embd, cfg.state_size or 16, 4
-    parts.header(m)
-    key_heads(m)
-    ssm_header(m, inner=inner, state=state, rank=rank, groups=None)
-    m.embedding()
-    for index, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm", "ffn_norm")
-        if index % 2:
-            parts.attention(m, blk)
-        else:
-            mamba_mixer(m, blk, inner=inner, state=state, rank=rank)
-            m.norm(f"{blk}ssm_dt_norm", rank)
-            m.norm(f"{blk}ssm_b_norm", state)
-            m.norm(f"{blk}ssm_c_norm", state)
-        parts.gated_ffn(m, blk)
-    m.output()
+    mixer = alternating(partial(_mamba, has_norms=True), attention)
+    decoder(m, mixer, gated_ffn, keys={**key_heads(m), **_mamba_sizes(m)})
 
 
 def plamo2(m: Sketch) -> None:
     """Mamba with a decay per head, or attention with one norm per head."""
-    cfg = m.cfg
-    inner, state, heads, dt = 2 * cfg.n_embd, cfg.state_size or 16, cfg.state_heads or 4, 64
-    parts.header(m)
-    key_heads(m)
-    ssm_header(m, inner=inner, state=state, rank=heads, groups=0)
-    parts.head_sizes(m)
-    m.embedding()
-    for index, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm", "ffn_norm")
-        for name in ("post_attention_norm", "post_ffw_norm"):
-            m.normal(f"{blk}{name}", cfg.n_embd, mean=1.0, std=0.1)
-        if index % 2:
-            parts.fused_attention(m, blk)
-            for part, n in (("q", cfg.n_head), ("k", cfg.n_head_kv)):
-                m.normal(f"{blk}attn_{part}_norm.weight", n, cfg.head_dim, mean=1.5, std=0.1)
-        else:
-            m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
-            m.normal(f"{blk}ssm_conv1d.weight", inner, cfg.conv_kernel, std=0.7)
-            m.matrix(f"{blk}ssm_x.weight", dt + 2 * state, inner, gain=1.5)
-            m.matrix(f"{blk}ssm_dt.weight", heads, dt)
-            m.normal(f"{blk}ssm_dt.bias", heads, mean=-2.0, std=0.5)
-            m.uniform(f"{blk}ssm_a", heads, low=-1.0, high=-0.1)
-            m.put(f"{blk}ssm_d", np.ones(heads, np.float32))
-            for name, size in (("dt", dt), ("b", state), ("c", state)):
-                m.normal(f"{blk}ssm_{name}_norm", size, mean=1.0, std=0.1)
-            m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=2.0)
-        parts.fused_gated_ffn(m, blk)
-    m.output()
+    state, heads = m.cfg.state_size or 16, m.cfg.state_heads or 4
+    sizes = ssm_sizes(m, inner=2 * m.cfg.n_embd, state=state, rank=heads, groups=0)
+    keys = {**key_heads(m), **sizes, **parts.head_sizes(m)}
+    mixer = alternating(_plamo2_mamba, _plamo2_attention)
+    decoder(m, mixer, _post_norms, parts.fused_gated_ffn, keys=keys)
+
+
+def _post_norms(m: Sketch, blk: str) -> None:
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        m.normal(f"{blk}{name}", m.cfg.n_embd, mean=1.0, std=0.1)
+
+
+def _plamo2_attention(m: Sketch, blk: str) -> None:
+    parts.fused_attention(m, blk)
+    for part, n in (("q", m.cfg.n_head), ("k", m.cfg.n_head_kv)):
+        m.normal(f"{blk}attn_{part}_norm.weight", n, m.cfg.head_dim, mean=1.5, std=0.1)
+
+
+def _plamo2_mamba(m: Sketch, blk: str) -> None:
+    cfg, dt = m.cfg, 64
+    inner, state, heads = 2 * cfg.n_embd, cfg.state_size or 16, cfg.state_heads or 4
+    m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
+    m.normal(f"{blk}ssm_conv1d.weight", inner, cfg.conv_kernel, std=0.7)
+    m.matrix(f"{blk}ssm_x.weight", dt + 2 * state, inner, gain=1.5)
+    m.matrix(f"{blk}ssm_dt.weight", heads, dt)
+    m.normal(f"{blk}ssm_dt.bias", heads, mean=-2.0, std=0.5)
+    m.uniform(f"{blk}ssm_a", heads, low=-1.0, high=-0.1)
+    m.put(f"{blk}ssm_d", np.ones(heads, np.float32))
+    for name, size in (("dt", dt), ("b", state), ("c", state)):
+        m.normal(f"{blk}ssm_{name}_norm", size, mean=1.0, std=0.1)
+    m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=2.0)
+
+
+# ---- delta attention beside latent attention
 
 
 def kimi_linear(m: Sketch) -> None:
     """Delta attention with a decay per channel, or latent attention without RoPE."""
-    head = m.cfg.state_size or 16
-    latent_header(m)
-    m.meta.pop(f"{m.cfg.arch}.attention.q_lora_rank")
-    key_heads(m, 1)
-    m.key("ssm.conv_kernel", m.cfg.conv_kernel)
-    m.key("kda.head_dim", head)
-    m.key("leading_dense_block_count", 2)
-    m.key("expert_gating_func", 2)  # sigmoid
-    m.embedding()
-    for index, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm", "ffn_norm")
-        if index % 2:
-            latent_attention(m, blk, q_rank=None)
-        else:
-            delta_attention(m, blk, head)
-        dense_or_biased_experts(m, blk, is_dense=index < 2)
-    m.output()
+    mixer = alternating(delta_attention, partial(latent_attention, q_rank=None))
+    keys = {**_delta_latent_keys(m), "leading_dense_block_count": 2}
+    decoder(m, mixer, dense_until(2, parts.biased_experts), keys=keys)
 
 
 def bailingmoe3(m: Sketch) -> None:
@@ -234,33 +284,34 @@ def bailingmoe3(m: Sketch) -> None:
 
     Layer 0 is dense.
     """
-    cfg = m.cfg
-    latent_header(m)
-    m.meta.pop(f"{cfg.arch}.attention.q_lora_rank")
-    key_heads(m, 1)
-    m.key("ssm.conv_kernel", cfg.conv_kernel)
-    m.key("kda.head_dim", cfg.state_size or 16)
-    m.key("kda.gate_lower_bound", -5.0)
-    m.key("expert_weights_norm", True)
-    m.key("expert_gating_func", 2)  # sigmoid
-    m.embedding()
-    for index, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm", "ffn_norm")
-        if index % 2:
-            gated_latent_attention(m, blk)
-        else:
-            delta_attention(m, blk, cfg.state_size or 16, is_low_rank=False)
-        dense_or_biased_experts(m, blk, is_dense=index == 0)
-    m.output()
+    mixer = alternating(partial(delta_attention, is_low_rank=False), _gated_latent_attention)
+    keys = {**_delta_latent_keys(m), "kda.gate_lower_bound": -5.0, "expert_weights_norm": True}
+    decoder(m, mixer, dense_until(1, parts.biased_experts), keys=keys)
 
 
-def gated_latent_attention(m: Sketch, blk: str) -> None:
+def _delta_latent_keys(m: Sketch) -> Keys:
+    keys = {
+        **latent_sizes(m), **key_heads(m, 1), "ssm.conv_kernel": m.cfg.conv_kernel,
+        "kda.head_dim": m.cfg.state_size or 16, "expert_gating_func": 2,
+    }  # fmt: skip
+    del keys["attention.q_lora_rank"]
+    return keys
+
+
+def bailingmoe3_head(m: Sketch, blk: str) -> None:
+    """Latent attention with gates, and experts."""
+    norms(m, blk, "attn_norm", "ffn_norm")
+    _gated_latent_attention(m, blk)
+    parts.biased_experts(m, blk)
+
+
+def _gated_latent_attention(m: Sketch, blk: str) -> None:
     latent_attention(m, blk, q_rank=None)
     m.matrix(f"{blk}attn_gate.weight", m.cfg.n_head, m.cfg.n_embd)
 
 
-def delta_attention(m: Sketch, blk: str, head: int, *, is_low_rank: bool = True) -> None:
-    cfg = m.cfg
+def delta_attention(m: Sketch, blk: str, *, is_low_rank: bool = True) -> None:
+    cfg, head = m.cfg, m.cfg.state_size or 16
     inner = head * cfg.n_head
     for part in "qkv":
         m.matrix(f"{blk}attn_{part}.weight", inner, cfg.n_embd)
@@ -276,35 +327,61 @@ def delta_attention(m: Sketch, blk: str, head: int, *, is_low_rank: bool = True)
     m.matrix(f"{blk}attn_output.weight", cfg.n_embd, inner, gain=2.0)
 
 
+# ---- others
+
+
+def lfm2(m: Sketch) -> None:
+    """Gated short convolution on even layers, attention on odd ones."""
+    keys = {**key_heads(m), "shortconv.l_cache": m.cfg.conv_kernel - 1}
+    decoder(m, alternating(_short_convolution, _normed_attention), gated_ffn, keys=keys)
+    # the file format's name for lfm2's final norm
+    del m.tensors["output_norm.weight"]
+    m.norm("token_embd_norm", m.cfg.n_embd)
+
+
+def _short_convolution(m: Sketch, blk: str) -> None:
+    n = m.cfg.n_embd
+    m.normal(f"{blk}shortconv.conv.weight", n, m.cfg.conv_kernel - 1, std=0.6)
+    m.matrix(f"{blk}shortconv.in_proj.weight", 3 * n, n)
+    m.matrix(f"{blk}shortconv.out_proj.weight", n, n)
+
+
+def _normed_attention(m: Sketch, blk: str) -> None:
+    attention(m, blk)
+    head_norms(m, blk)
+
+
 def rwkv7(m: Sketch) -> None:
     """RWKV 7: no attention; each layer has a state per head and two token shifts."""
-    cfg = m.cfg
-    n, rank, head = cfg.n_embd, 8, 64  # the kernel reads whole vectors of a head
-    parts.header(m, layer_norm=True, attention=False)
-    m.key("feed_forward_length", cfg.n_ff)
-    m.key("wkv.head_size", head)
-    m.key("token_shift_count", 2)
-    for name in ("decay", "iclr", "value_residual_mix", "gate"):
-        m.key(f"attention.{name}_lora_rank", rank)
-    m.embedding()
-    m.norm("token_embd_norm", n, bias=True)
-    for _, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm", "attn_norm_2", bias=True)
-        mix = f"{blk}time_mix_"
-        for name in "wav":
+    ranks = ("decay", "iclr", "value_residual_mix", "gate")
+    keys = {
+        "feed_forward_length": m.cfg.n_ff,
+        "wkv.head_size": 64,  # the kernel reads whole vectors of a head
+        "token_shift_count": 2,
+        **{f"attention.{name}_lora_rank": _RWKV_RANK for name in ranks},
+    }
+    m.norm("token_embd_norm", m.cfg.n_embd, bias=True)
+    names = ("attn_norm", "attn_norm_2")
+    decoder(m, _rwkv7_layer, names=names, keys=keys, bias=True, has_attention=False)
+
+
+_RWKV_RANK = 8
+
+
+def _rwkv7_layer(m: Sketch, blk: str) -> None:
+    n, rank, mix = m.cfg.n_embd, _RWKV_RANK, f"{blk}time_mix_"
+    for name in "wavg":
+        if name != "g":
             m.normal(f"{mix}{name}0.weight", n, std=0.5)
-            m.matrix(f"{mix}{name}1.weight", rank, n)
-            m.matrix(f"{mix}{name}2.weight", n, rank)
-        m.matrix(f"{mix}g1.weight", rank, n)
-        m.matrix(f"{mix}g2.weight", n, rank, gain=2.0)
-        m.uniform(f"{mix}lerp_fused.weight", 6, 1, 1, n, low=0.0, high=1.0)
-        m.normal(f"{mix}k_k.weight", n, mean=1.0, std=0.1)
-        m.normal(f"{mix}k_a.weight", n, mean=1.0, std=0.1)
-        m.normal(f"{mix}r_k.weight", n, std=0.1)
-        for name in ("key", "value", "receptance", "output"):
-            m.matrix(f"{mix}{name}.weight", n, n, gain=1.5)
-        m.norm(f"{mix}ln", n, bias=True)
-        m.uniform(f"{blk}channel_mix_lerp_k.weight", 1, 1, n, low=0.0, high=1.0)
-        m.matrix(f"{blk}channel_mix_key.weight", cfg.n_ff, n)
-        m.matrix(f"{blk}channel_mix_value.weight", n, cfg.n_ff, gain=1.5)
-    m.output(bias=True)
+        m.matrix(f"{mix}{name}1.weight", rank, n)
+        m.matrix(f"{mix}{name}2.weight", n, rank, gain=2.0 if name == "g" else 1.0)
+    m.uniform(f"{mix}lerp_fused.weight", 6, 1, 1, n, low=0.0, high=1.0)
+    m.normal(f"{mix}k_k.weight", n, mean=1.0, std=0.1)
+    m.normal(f"{mix}k_a.weight", n, mean=1.0, std=0.1)
+    m.normal(f"{mix}r_k.weight", n, std=0.1)
+    for name in ("key", "value", "receptance", "output"):
+        m.matrix(f"{mix}{name}.weight", n, n, gain=1.5)
+    m.norm(f"{mix}ln", n, bias=True)
+    m.uniform(f"{blk}channel_mix_lerp_k.weight", 1, 1, n, low=0.0, high=1.0)
+    m.matrix(f"{blk}channel_mix_key.weight", m.cfg.n_ff, n)
+    m.matrix(f"{blk}channel_mix_value.weight", n, m.cfg.n_ff, gain=1.5)

@@ -1,11 +1,13 @@
-"""Attention-only decoders with a mixture of experts."""
+"""Attention-only decoders with a mixture of experts, some with heads in their files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from . import parts
+from .parts import Keys, attention, biased_experts, decoder, dense_until, head_norms, norms
 from .sketch import Sketch
 
 INDEXER_HEADS, INDEXER_WIDTH = 2, 64
@@ -14,64 +16,60 @@ Q_RANK, KV_RANK, ROPE, NOPE = 24, 16, 8, 8
 
 def qwen3moe(m: Sketch) -> None:
     """qwen3's attention with routed experts in every layer."""
-    parts.moe_header(m)
-    parts.head_sizes(m)
-    parts.decoder(m, parts.attention, parts.head_norms, parts.experts)
+    keys = {**parts.expert_sizes(m), **parts.head_sizes(m)}
+    decoder(m, attention, head_norms, parts.experts, keys=keys)
 
 
 def gpt_oss(m: Sketch) -> None:
     """Sliding windows on layers 0, 2, ..., attention sinks, biases everywhere."""
-    parts.moe_header(m)
-    attention = partial(parts.attention, bias=True, out_bias=True)
-    names = ("attn_norm", "post_attention_norm")
-    keys = {"attention.sliding_window": m.cfg.sliding_window}
+    keys = {**parts.expert_sizes(m), "attention.sliding_window": m.cfg.sliding_window}
+    biased = partial(attention, bias=True, out_bias=True)
     experts = partial(parts.experts, bias=True)
-    parts.decoder(m, attention, _sinks, experts, names=names, keys=keys)
+    names = ("attn_norm", "post_attention_norm")
+    decoder(m, biased, parts.sinks, experts, names=names, keys=keys)
 
 
-def _sinks(m: Sketch, blk: str) -> None:
-    m.normal(f"{blk}attn_sinks.weight", m.cfg.n_head)
+# ---- latent attention
+
+
+def latent_sizes(m: Sketch) -> Keys:
+    """The keys of a model with latent attention and experts."""
+    return {
+        **parts.expert_sizes(m),
+        "attention.head_count_kv": 1,  # the latent is one head shared by all
+        "attention.q_lora_rank": Q_RANK,
+        "attention.kv_lora_rank": KV_RANK,
+        "attention.key_length": KV_RANK + ROPE,
+        "attention.value_length": KV_RANK,
+        "attention.key_length_mla": NOPE + ROPE,
+        "attention.value_length_mla": m.cfg.head_dim,
+        "rope.dimension_count": ROPE,
+        "leading_dense_block_count": 1,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.5,
+    }
 
 
 def deepseek2(m: Sketch) -> None:
     """Latent attention (the absorbed form); layer 0 dense, routed and shared experts after."""
-    latent_header(m)
-    m.key("expert_gating_func", 1)  # softmax
-    dense_first(m, latent_layer)
+    keys = {**latent_sizes(m), "expert_gating_func": 1}  # softmax
+    decoder(m, latent_layer, names=(), keys=keys)
 
 
 def deepseek32(m: Sketch) -> None:
     """deepseek2 with an indexer that chooses the attended tokens, and with sigmoid gates."""
-    latent_header(m)
-    m.key("expert_gating_func", 2)
-    m.key("expert_weights_norm", True)
-    m.key("attention.indexer.head_count", INDEXER_HEADS)
-    m.key("attention.indexer.key_length", INDEXER_WIDTH)
-    m.key("attention.indexer.top_k", 2048)
-    dense_first(m, indexed_layer)
+    keys = {
+        **latent_sizes(m), "expert_gating_func": 2, "expert_weights_norm": True,
+        "attention.indexer.head_count": INDEXER_HEADS,
+        "attention.indexer.key_length": INDEXER_WIDTH, "attention.indexer.top_k": 2048,
+    }  # fmt: skip
+    decoder(m, indexed_layer, names=(), keys=keys)
 
 
-def latent_header(m: Sketch) -> None:
-    """Add the keys of a model with latent attention and experts."""
-    parts.header(m)
-    parts.moe_header(m)
-    m.key("attention.head_count_kv", 1)  # the latent is one head shared by all
-    m.key("attention.q_lora_rank", Q_RANK)
-    m.key("attention.kv_lora_rank", KV_RANK)
-    m.key("attention.key_length", KV_RANK + ROPE)
-    m.key("attention.value_length", KV_RANK)
-    m.key("attention.key_length_mla", NOPE + ROPE)
-    m.key("attention.value_length_mla", m.cfg.head_dim)
-    m.key("rope.dimension_count", ROPE)
-    m.key("leading_dense_block_count", 1)
-    m.key("expert_shared_count", 1)
-    m.key("expert_weights_scale", 1.5)
-
-
-def latent_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    parts.norms(m, blk, "attn_norm", "ffn_norm")
+def latent_layer(m: Sketch, blk: str) -> None:
+    norms(m, blk, "attn_norm", "ffn_norm")
     latent_attention(m, blk)
-    dense_or_experts(m, blk, is_dense=is_dense)
+    dense_until(1, parts.all_experts)(m, blk)
 
 
 def latent_attention(
@@ -92,8 +90,8 @@ def latent_attention(
     m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
 
 
-def indexed_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    latent_layer(m, blk, is_dense=is_dense)
+def indexed_layer(m: Sketch, blk: str) -> None:
+    latent_layer(m, blk)
     indexer(m, blk, INDEXER_HEADS)
 
 
@@ -105,84 +103,114 @@ def indexer(m: Sketch, blk: str, n_head: int) -> None:
     m.matrix(f"{blk}indexer.attn_q_b.weight", n_head * INDEXER_WIDTH, Q_RANK)
 
 
-def shared_expert(m: Sketch, blk: str) -> None:
-    cfg = m.cfg
-    for part in ("gate", "up"):
-        m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
-    m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
-
-
-def dense_or_experts(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a dense block, or routed experts and a shared one."""
-    if is_dense:
-        parts.gated_ffn(m, blk)
-    else:
-        parts.experts(m, blk)
-        shared_expert(m, blk)
-
-
-def dense_first(m: Sketch, add_layer: Callable[..., None], gain: float = 1.0) -> None:
-    """Add the embedding, layers of which the first is dense, and the output."""
-    m.embedding()
-    for index, blk in parts.layers(m):
-        add_layer(m, blk, is_dense=index == 0)
-    m.output(gain)
-
-
-def dense_or_biased_experts(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a dense block, or routed experts with a selection bias and a shared expert."""
-    (parts.gated_ffn if is_dense else biased_experts)(m, blk)
-
-
-def biased_experts(m: Sketch, blk: str) -> None:
-    """Add routed experts with a selection bias, and a shared expert."""
-    parts.experts(m, blk)
-    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
-    shared_expert(m, blk)
-
-
-def windows_on_odd_layers(m: Sketch) -> None:
-    m.key("attention.sliding_window", m.cfg.sliding_window)
-    m.key("attention.sliding_window_pattern", [i % 2 == 1 for i in range(m.cfg.n_layer)])
+# ---- those that are here for their MTP heads
 
 
 def cohere2moe(m: Sketch) -> None:
     """Attention and experts in parallel; windows on odd layers, layer 0 dense."""
-    parts.header(m)
-    parts.moe_header(m)
-    parts.head_sizes(m)
-    windows_on_odd_layers(m)
-    m.key("logit_scale", 0.5)
-    m.key("leading_dense_block_count", 1)
-    m.key("expert_shared_count", 1)
-    m.key("expert_weights_norm", True)
-    m.key("expert_gating_func", 2)  # sigmoid
-    dense_first(m, cohere2moe_layer, gain=2.0)
+    keys = {
+        **parts.expert_sizes(m), **parts.head_sizes(m), **parts.windows_on_odd_layers(m),
+        "logit_scale": 0.5, "leading_dense_block_count": 1, "expert_shared_count": 1,
+        "expert_weights_norm": True, "expert_gating_func": 2,
+    }  # fmt: skip
+    decoder(m, cohere2moe_layer, names=(), keys=keys, gain=2.0)
 
 
-def cohere2moe_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    parts.norms(m, blk, "attn_norm")
-    parts.attention(m, blk)
-    dense_or_experts(m, blk, is_dense=is_dense)
+def cohere2moe_layer(m: Sketch, blk: str) -> None:
+    norms(m, blk, "attn_norm")
+    attention(m, blk)
+    dense_until(1, parts.all_experts)(m, blk)
 
 
 def glm4moe(m: Sketch) -> None:
     """Half of each head rotated; layer 0 dense, sigmoid-gated and shared experts after."""
+    keys = {
+        **parts.expert_sizes(m), **parts.head_sizes(m),
+        "rope.dimension_count": m.cfg.head_dim // 2, "leading_dense_block_count": 1,
+        "expert_shared_count": 1, "expert_weights_scale": 1.5, "expert_weights_norm": True,
+        "expert_gating_func": 2,
+    }  # fmt: skip
+    decoder(m, glm4moe_layer, names=(), keys=keys)
+
+
+def glm4moe_layer(m: Sketch, blk: str) -> None:
+    norms(m, blk, "attn_norm", "post_attention_norm")
+    attention(m, blk, bias=True)
+    head_norms(m, blk)
+    dense_until(1, biased_experts)(m, blk)
+
+
+def hy_v3(m: Sketch) -> None:
+    """Full attention, head norms; layer 0 dense, sigmoid-gated and shared experts after."""
+    decoder(m, hy_v3_layer, names=(), keys=parts.sigmoid_experts(m))
+
+
+def hy_v3_layer(m: Sketch, blk: str) -> None:
+    norms(m, blk, "attn_norm", "ffn_norm")
+    attention(m, blk)
+    head_norms(m, blk)
+    dense_until(1, parts.all_experts)(m, blk)
+    if parts.layer_of(blk):
+        m.put(f"{blk}exp_probs_b", m.rng(f"{blk}exp_probs_b").normal(0.0, 0.1, m.cfg.n_expert))
+
+
+def step35(m: Sketch) -> None:
+    """Odd layers have windows and rotate whole heads; even ones rotate half, by other angles.
+
+    Each attention head has a gate. Layer 0 is dense. The experts' activations are clamped.
+    """
     cfg = m.cfg
-    parts.header(m)
-    parts.moe_header(m)
-    parts.head_sizes(m)
-    m.key("rope.dimension_count", cfg.head_dim // 2)
-    m.key("leading_dense_block_count", 1)
-    m.key("expert_shared_count", 1)
-    m.key("expert_weights_scale", 1.5)
-    m.key("expert_weights_norm", True)
-    m.key("expert_gating_func", 2)  # sigmoid
-    dense_first(m, glm4moe_layer)
+    keys = {
+        **parts.sigmoid_experts(m), **parts.windows_on_odd_layers(m),
+        "rope.freq_base_swa": float(np.sqrt(cfg.rope_freq_base)),
+        "swiglu_clamp_exp": [1.5] * cfg.n_layer, "swiglu_clamp_shexp": [1.0] * cfg.n_layer,
+    }  # fmt: skip
+    # One for each angle of a wholly rotated head.
+    m.uniform("rope_freqs.weight", cfg.head_dim // 2, low=1.0, high=4.0)
+    decoder(m, step35_layer, names=(), keys=keys)
 
 
-def glm4moe_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    parts.norms(m, blk, "attn_norm", "post_attention_norm")
-    parts.attention(m, blk, bias=True)
-    parts.head_norms(m, blk)
-    dense_or_biased_experts(m, blk, is_dense=is_dense)
+def step35_layer(m: Sketch, blk: str) -> None:
+    norms(m, blk, "attn_norm", "ffn_norm")
+    attention(m, blk)
+    head_norms(m, blk)
+    m.matrix(f"{blk}attn_gate.weight", m.cfg.n_head, m.cfg.n_embd)
+    dense_until(1, biased_experts)(m, blk)
+
+
+def mimo2(m: Sketch) -> None:
+    """Windows with sinks on odd layers, which have more key heads; values are narrower than keys.
+
+    Layer 0 is dense, and so are the MTP heads.
+    """
+    cfg = m.cfg
+    keys = {
+        **parts.expert_sizes(m), **parts.windows_on_odd_layers(m),
+        "rope.freq_base_swa": float(np.sqrt(cfg.rope_freq_base)),
+        "attention.head_count_kv": [_n_kv(m, i) for i in range(cfg.n_layer)],
+        "attention.key_length": cfg.head_dim, "attention.value_length": cfg.head_dim // 2,
+        "attention.value_scale": 0.75, "rope.dimension_count": cfg.head_dim // 2,
+        "expert_gating_func": 2,  # sigmoid, for other readers; the engine always uses it
+    }  # fmt: skip
+    decoder(m, mimo2_layer, names=(), keys=keys)
+
+
+def _n_kv(m: Sketch, index: int) -> int:
+    is_wide = index % 2 and index < m.cfg.n_layer
+    return m.cfg.n_head if is_wide else m.cfg.n_head_kv
+
+
+def mimo2_layer(m: Sketch, blk: str) -> None:
+    cfg, k, v = m.cfg, m.cfg.head_dim, m.cfg.head_dim // 2
+    index = parts.layer_of(blk)
+    n_kv, is_head = _n_kv(m, index), index >= cfg.n_layer
+    norms(m, blk, "attn_norm", "ffn_norm")
+    m.matrix(f"{blk}attn_qkv.weight", cfg.n_head * k + n_kv * (k + v), cfg.n_embd, gain=1.5)
+    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_head * v, gain=1.5)
+    if index % 2 or is_head:
+        parts.sinks(m, blk)
+    if index == 0 or is_head:
+        parts.gated_ffn(m, blk)
+    else:
+        parts.experts(m, blk)
+        m.normal(f"{blk}exp_probs_b.bias", cfg.n_expert, std=0.1)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from . import parts
-from .hybrid import gated_experts, gated_latent_attention, squared_experts
-from .hyper import deepseek4_layer, glm5_next_head
-from .moe import biased_experts, cohere2moe_layer, glm4moe_layer, indexed_layer, latent_layer
-from .recurrent import gated_attention
+from .hybrid import bailingmoe3_head, gated_attention
+from .moe import (
+    cohere2moe_layer,
+    glm4moe_layer,
+    hy_v3_layer,
+    indexed_layer,
+    latent_layer,
+    mimo2_layer,
+    step35_layer,
+)
 from .sketch import Sketch
-from .streams import KPOOL, N_STREAMS, mixer, qwen4exp_attention
-from .windowed_moe import hy_v3_layer, mimo2_layer, step35_layer
+from .streams import (
+    KPOOL,
+    N_STREAMS,
+    deepseek4_layer,
+    glm5_next_head,
+    mixer,
+    qwen4exp_attention,
+)
 
 
 def add_heads(m: Sketch) -> None:
@@ -47,59 +58,37 @@ def add_heads(m: Sketch) -> None:
         HEADS[cfg.arch](m, blk)
 
 
-def _qwen35(m: Sketch, blk: str) -> None:
-    """Gated attention and a dense feed-forward block, as in the layers with attention."""
-    parts.norms(m, blk, "attn_norm", "post_attention_norm")
-    gated_attention(m, blk)
-    parts.gated_ffn(m, blk)
+def _head(*blocks: parts.Block) -> parts.Block:
+    """A head of these blocks behind Qwen's two norms."""
 
+    def add(m: Sketch, blk: str) -> None:
+        parts.norms(m, blk, "attn_norm", "post_attention_norm")
+        for block in blocks:
+            block(m, blk)
 
-def _qwen35moe(m: Sketch, blk: str) -> None:
-    """_qwen35 with experts; qwen3next's is the same."""
-    parts.norms(m, blk, "attn_norm", "post_attention_norm")
-    gated_attention(m, blk)
-    gated_experts(m, blk)
-
-
-def _nemotron(m: Sketch, blk: str) -> None:
-    """Attention without RoPE, then squared experts."""
-    parts.norms(m, blk, "attn_norm", "post_attention_norm")
-    parts.attention(m, blk)
-    squared_experts(m, blk)
-
-
-def _mimo2(m: Sketch, blk: str) -> None:
-    """A dense layer with attention sinks."""
-    mimo2_layer(m, blk, n_kv=m.cfg.n_head_kv, is_dense=True, has_sinks=True)
-
-
-def _bailingmoe3(m: Sketch, blk: str) -> None:
-    """Latent attention with gates, and experts."""
-    parts.norms(m, blk, "attn_norm", "ffn_norm")
-    gated_latent_attention(m, blk)
-    biased_experts(m, blk)
+    return add
 
 
 _LATENT = frozenset({"bailingmoe3", "glm5-next"})
 """Architectures with a list of key head counts in which all heads attend to one latent row."""
 
-HEADS: dict[str, Callable[[Sketch, str], None]] = {
-    "qwen35": _qwen35,
-    "qwen35moe": _qwen35moe,
-    "qwen3next": _qwen35moe,
-    "deepseek2": partial(latent_layer, is_dense=False),
-    "glm4moe": partial(glm4moe_layer, is_dense=False),
-    "cohere2moe": partial(cohere2moe_layer, is_dense=False),
-    "nemotron_h_moe": _nemotron,
-    "deepseek32": partial(indexed_layer, is_dense=False),
-    "glm-dsa": partial(indexed_layer, is_dense=False),
-    "bailingmoe3": _bailingmoe3,
+HEADS: dict[str, parts.Block] = {
+    "qwen35": _head(gated_attention, parts.gated_ffn),
+    "qwen35moe": _head(gated_attention, parts.gated_experts),
+    "qwen3next": _head(gated_attention, parts.gated_experts),
+    "deepseek2": latent_layer,
+    "glm4moe": glm4moe_layer,
+    "cohere2moe": cohere2moe_layer,
+    "nemotron_h_moe": _head(parts.attention, parts.squared_experts),
+    "deepseek32": indexed_layer,
+    "glm-dsa": indexed_layer,
+    "bailingmoe3": bailingmoe3_head,
     "qwen4exp": qwen4exp_attention,
     "deepseek4": deepseek4_layer,
     "glm5-next": glm5_next_head,
-    "step35": partial(step35_layer, is_dense=False),
-    "mimo2": _mimo2,
-    "hy_v3": partial(hy_v3_layer, is_dense=False),
+    "step35": step35_layer,
+    "mimo2": mimo2_layer,
+    "hy_v3": hy_v3_layer,
 }
 """The builder of a head's block, by the engine's name of its architecture."""
 

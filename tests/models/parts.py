@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from .sketch import MetaValue, Sketch
+from .sketch import Sketch
 
 Block = Callable[[Sketch, str], None]
+Keys = dict[str, Any]
 
 # Random Q and K with gain 1 give attention that is close to an average over the context;
 # this makes it pick out single tokens, so that a wrong context is seen in the logits.
@@ -17,60 +19,91 @@ _DOWN_GAIN = 2.5
 
 def header(m: Sketch, *, layer_norm: bool = False, attention: bool = True) -> None:
     cfg = m.cfg
-    m.key("context_length", cfg.n_ctx_train)
-    m.key("embedding_length", cfg.n_embd)
-    m.key("block_count", cfg.n_layer)
-    m.key("vocab_size", cfg.n_vocab)
     kind = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
-    m.key(f"attention.{kind}", cfg.norm_eps)
+    m.add_keys({
+        "context_length": cfg.n_ctx_train, "embedding_length": cfg.n_embd,
+        "block_count": cfg.n_layer, "vocab_size": cfg.n_vocab, f"attention.{kind}": cfg.norm_eps,
+    })  # fmt: skip
     if attention:
-        m.key("feed_forward_length", cfg.n_ff)
-        m.key("attention.head_count", cfg.n_head)
-        m.key("attention.head_count_kv", cfg.n_head_kv)
-        m.key("rope.freq_base", cfg.rope_freq_base)
-        m.key("rope.dimension_count", cfg.head_dim)
-
-
-def head_sizes(m: Sketch) -> None:
-    m.key("attention.key_length", m.cfg.head_dim)
-    m.key("attention.value_length", m.cfg.head_dim)
+        m.add_keys({
+            "feed_forward_length": cfg.n_ff, "attention.head_count": cfg.n_head,
+            "attention.head_count_kv": cfg.n_head_kv, "rope.freq_base": cfg.rope_freq_base,
+            "rope.dimension_count": cfg.head_dim,
+        })  # fmt: skip
 
 
 def decoder(
     m: Sketch,
     *blocks: Block,
     names: tuple[str, ...] = ("attn_norm", "ffn_norm"),
-    keys: Mapping[str, MetaValue] | None = None,
-    has_biased_layer_norms: bool = False,
+    keys: Keys | None = None,
+    bias: bool = False,
+    layer_norm: bool = False,
+    has_attention: bool = True,
+    has_output: bool = True,
     std: float = 1.0,
     gain: float = 1.0,
 ) -> None:
-    """Add a whole model of layers that are alike: norms of these names, then these blocks."""
-    header(m, layer_norm=has_biased_layer_norms)
-    for name, value in (keys or {}).items():
-        m.key(name, value)
+    """Add a whole model: in each layer norms of these names, then these blocks.
+
+    With `bias`, norms are layer norms with biases.
+    """
+    header(m, layer_norm=bias or layer_norm, attention=has_attention)
+    m.add_keys(keys or {})
     m.embedding(std)
-    stack(m, *blocks, names=names, bias=has_biased_layer_norms)
-    m.output(gain, bias=has_biased_layer_norms)
-
-
-def stack(m: Sketch, *blocks: Block, names: tuple[str, ...], bias: bool = False) -> None:
     for _, blk in layers(m):
         norms(m, blk, *names, bias=bias)
         for add in blocks:
             add(m, blk)
-
-
-def moe_header(m: Sketch) -> None:
-    m.key("expert_count", m.cfg.n_expert)
-    m.key("expert_used_count", m.cfg.n_expert_used)
-    m.key("expert_feed_forward_length", m.cfg.n_ff_exp)
+    if has_output:
+        m.output(gain, bias=bias)
 
 
 def layers(m: Sketch) -> Iterator[tuple[int, str]]:
     """Yield each layer's number and its tensors' prefix (`blk.3.`)."""
     for index in range(m.cfg.n_layer):
         yield index, f"blk.{index}."
+
+
+def layer_of(blk: str) -> int:
+    return int(blk.split(".")[1])
+
+
+def alternating(even: Block, odd: Block) -> Block:
+    """One block in the layers 0, 2, ..., and another one in 1, 3, ..."""
+    return lambda m, blk: (odd if layer_of(blk) % 2 else even)(m, blk)
+
+
+def dense_until(n_layer: int, experts: Block) -> Block:
+    """Dense feed-forward blocks in the first layers, experts in the others and in MTP heads."""
+    return lambda m, blk: (experts if layer_of(blk) >= n_layer else gated_ffn)(m, blk)
+
+
+def head_sizes(m: Sketch) -> Keys:
+    return dict.fromkeys(("attention.key_length", "attention.value_length"), m.cfg.head_dim)
+
+
+def expert_sizes(m: Sketch) -> Keys:
+    cfg = m.cfg
+    return {
+        "expert_count": cfg.n_expert, "expert_used_count": cfg.n_expert_used,
+        "expert_feed_forward_length": cfg.n_ff_exp,
+    }  # fmt: skip
+
+
+def sigmoid_experts(m: Sketch) -> Keys:
+    """Routed experts by normed and scaled sigmoids, beside a shared one."""
+    return {
+        **expert_sizes(m), "expert_shared_feed_forward_length": m.cfg.n_ff_exp,
+        "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5,
+    }  # fmt: skip
+
+
+def windows_on_odd_layers(m: Sketch) -> Keys:
+    return {
+        "attention.sliding_window": m.cfg.sliding_window,
+        "attention.sliding_window_pattern": [i % 2 == 1 for i in range(m.cfg.n_layer)],
+    }
 
 
 def attention(m: Sketch, blk: str, *, bias: bool = False, out_bias: bool = False) -> None:
@@ -103,6 +136,10 @@ def head_norms(m: Sketch, blk: str) -> None:
         m.normal(f"{blk}attn_{part}_norm.weight", m.cfg.head_dim, mean=_QK_GAIN, std=0.1)
 
 
+def sinks(m: Sketch, blk: str) -> None:
+    m.normal(f"{blk}attn_sinks.weight", m.cfg.n_head)
+
+
 def gated_ffn(m: Sketch, blk: str) -> None:
     cfg = m.cfg
     m.matrix(f"{blk}ffn_gate.weight", cfg.n_ff, cfg.n_embd)
@@ -117,12 +154,13 @@ def fused_gated_ffn(m: Sketch, blk: str) -> None:
     m.matrix(f"{blk}ffn_down.weight", cfg.n_embd, cfg.n_ff, gain=_DOWN_GAIN)
 
 
-def plain_ffn(m: Sketch, blk: str) -> None:
+def plain_ffn(m: Sketch, blk: str, *, bias: bool = True) -> None:
     cfg = m.cfg
     m.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
-    m.normal(f"{blk}ffn_up.bias", cfg.n_ff, std=0.1)
     m.matrix(f"{blk}ffn_down.weight", cfg.n_embd, cfg.n_ff, gain=1.5)
-    m.normal(f"{blk}ffn_down.bias", cfg.n_embd, std=0.1)
+    if bias:
+        m.normal(f"{blk}ffn_up.bias", cfg.n_ff, std=0.1)
+        m.normal(f"{blk}ffn_down.bias", cfg.n_embd, std=0.1)
 
 
 def experts(m: Sketch, blk: str, *, bias: bool = False) -> None:
@@ -138,9 +176,44 @@ def experts(m: Sketch, blk: str, *, bias: bool = False) -> None:
     m.matrix(f"{blk}ffn_down_exps.weight", *shape, gain=_DOWN_GAIN)
     if bias:
         m.normal(f"{blk}ffn_gate_inp.bias", cfg.n_expert, std=0.1)
-        m.normal(f"{blk}ffn_gate_exps.bias", cfg.n_expert, cfg.n_ff_exp, std=0.1)
-        m.normal(f"{blk}ffn_up_exps.bias", cfg.n_expert, cfg.n_ff_exp, std=0.1)
-        m.normal(f"{blk}ffn_down_exps.bias", cfg.n_expert, cfg.n_embd, std=0.1)
+        for part, width in (("gate", cfg.n_ff_exp), ("up", cfg.n_ff_exp), ("down", cfg.n_embd)):
+            m.normal(f"{blk}ffn_{part}_exps.bias", cfg.n_expert, width, std=0.1)
+
+
+def shared_expert(m: Sketch, blk: str) -> None:
+    cfg = m.cfg
+    for part in ("gate", "up"):
+        m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
+    m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=_DOWN_GAIN)
+
+
+def all_experts(m: Sketch, blk: str) -> None:
+    """Add routed experts and a shared one."""
+    experts(m, blk)
+    shared_expert(m, blk)
+
+
+def biased_experts(m: Sketch, blk: str) -> None:
+    """Add routed experts with a selection bias, and a shared expert."""
+    all_experts(m, blk)
+    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
+
+
+def squared_experts(m: Sketch, blk: str) -> None:
+    """Add routed experts and a shared one, each of two matrices with relu(x)**2 between."""
+    n, width, n_embd = m.cfg.n_expert, m.cfg.n_ff_exp, m.cfg.n_embd
+    m.matrix(f"{blk}ffn_gate_inp.weight", n, n_embd, gain=2.0)
+    m.normal(f"{blk}exp_probs_b.bias", n, std=0.1)
+    m.matrix(f"{blk}ffn_up_exps.weight", n, width, n_embd)
+    m.matrix(f"{blk}ffn_down_exps.weight", n, n_embd, width)
+    m.matrix(f"{blk}ffn_up_shexp.weight", width, n_embd)
+    m.matrix(f"{blk}ffn_down_shexp.weight", n_embd, width)
+
+
+def gated_experts(m: Sketch, blk: str) -> None:
+    """Add routed experts, and a shared one with a gate."""
+    all_experts(m, blk)
+    m.matrix(f"{blk}ffn_gate_inp_shexp.weight", m.cfg.n_embd)
 
 
 def norms(m: Sketch, blk: str, *names: str, bias: bool = False) -> None:

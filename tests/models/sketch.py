@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class Sketch:
 
     def key(self, suffix: str, value: MetaValue) -> None:
         self.meta[f"{self.cfg.arch}.{suffix}"] = value
+
+    def add_keys(self, values: Mapping[str, MetaValue]) -> None:
+        for suffix, value in values.items():
+            self.key(suffix, value)
 
     def put(self, name: str, array: NDArray[np.floating]) -> None:
         if name in self.tensors:

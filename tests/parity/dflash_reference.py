@@ -1,43 +1,21 @@
 """NumPy version of DFlash, DFlash2 and DSpark: injected rows, blocks, the walk and the chain.
 
-It reads the GGUF file by itself and shares no code with the engine, so that agreement between
-the two says something. All arithmetic is float64. Written from the papers (DFlash, arXiv
-2602.06036; DSpark, 2607.05147) and the public model code of z-lab/dflash, deepseek-ai/DeepSpec
-and vllm-project/speculators (DFlash2's convolution and selector). RoPE and its scalings are
-written from their papers: RoFormer (arXiv 2104.09864, in the half-split form of the Qwen3 model
-code), position interpolation (2306.15595), YaRN (2309.00071) and Llama 3.1's model card.
+Written from the papers (DFlash, arXiv 2602.06036; DSpark, 2607.05147) and the public model code
+of z-lab/dflash, deepseek-ai/DeepSpec and vllm-project/speculators (DFlash2's additions).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.parity.tensor_file import Array, TensorFile
-
-_YARN_BETA_FAST = 32.0
-_YARN_BETA_SLOW = 1.0
-
-
-def rms_norm(x: Array, weight: Array | float, eps: float) -> Array:
-    """Root-mean-square norm over the last axis of `x` `[..., size]`."""
-    result: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
-    return result
-
-
-def sigmoid(x: Array) -> Array:
-    """The logistic function; by tanh, which does not overflow."""
-    result: Array = 0.5 * (1.0 + np.tanh(0.5 * x))
-    return result
-
-
-def silu(x: Array) -> Array:
-    result: Array = x * sigmoid(x)
-    return result
+from tests.parity import numpy_model
+from tests.parity.numpy_model import Array, Ids, attend, rms_norm, sigmoid, silu, softmax
 
 
 def gelu(x: Array) -> Array:
@@ -47,92 +25,6 @@ def gelu(x: Array) -> Array:
     """
     result: Array = 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
     return result
-
-
-def softmax(x: Array) -> Array:
-    """Softmax over the last axis; -inf gives 0."""
-    weights = np.exp(x - np.max(x, axis=-1, keepdims=True))
-    result: Array = weights / weights.sum(axis=-1, keepdims=True)
-    return result
-
-
-class Rope:
-    """Half-split RoPE over the first `n_turned` numbers of a head.
-
-    Pair i is (i, i + n_turned / 2); at position p it turns by `p * frequencies[i]`, and `scale`
-    multiplies cos and sin. With `rope.dimension_sections` all pairs belong to the temporal
-    section: a draft of an M-RoPE target rotates like any other.
-    """
-
-    def __init__(self, draft: TensorFile, head_size: int) -> None:
-        """Read the file's keys; ValueError for a scaling without reference."""
-        self.n_turned = n = int(draft.own("rope.dimension_count", head_size))
-        base = float(draft.own("rope.freq_base", 10000.0))
-        sections = [int(size) for size in draft.own("rope.dimension_sections", [0])]
-        if any(sections[1:]):
-            raise ValueError(f"rope.dimension_sections {sections}: only the first may count")
-        self.frequencies: Array = base ** (-np.arange(0, n, 2) / n)
-        self.scale = 1.0
-        factors = draft.tensors.get("rope_freqs.weight")
-        if factors is not None and not any(sections):
-            self.frequencies = self.frequencies / factors[: n // 2]
-        kind = draft.own("rope.scaling.type", "none")
-        if kind == "linear":
-            self.frequencies = self.frequencies / float(draft.own("rope.scaling.factor"))
-        elif kind == "yarn":
-            factor = float(draft.own("rope.scaling.factor"))
-            original = float(draft.own("rope.scaling.original_context_length"))
-            self._interpolate_by_parts(base, factor, original)
-        elif kind != "none":
-            raise ValueError(f"no reference for RoPE scaling {kind!r}")
-
-    def _interpolate_by_parts(self, base: float, factor: float, original: float) -> None:
-        """YaRN: fast pairs keep their frequency, slow ones are interpolated."""
-        n = self.n_turned
-
-        def pair_of(rotations: float) -> float:
-            """The pair that turns `rotations` times within the original context."""
-            return float(n * np.log(original / (rotations * 2 * np.pi)) / (2 * np.log(base)))
-
-        low = max(np.floor(pair_of(_YARN_BETA_FAST)), 0.0)
-        high = min(np.ceil(pair_of(_YARN_BETA_SLOW)), n - 1.0)
-        ramp = np.clip((np.arange(n // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
-        self.frequencies = self.frequencies * (1.0 - ramp + ramp / factor)
-        self.scale = 0.1 * float(np.log(factor)) + 1.0
-
-    def turn(self, x: Array, positions: NDArray[np.int64]) -> Array:
-        """`x` `[n_tokens, n_heads, head_size]`, turned to its tokens' `positions` `[n_tokens]`."""
-        half = self.n_turned // 2
-        angles = positions[:, None, None] * self.frequencies
-        pairs = x[..., :half] + 1j * x[..., half : self.n_turned]
-        pairs = pairs * np.exp(1j * angles) * self.scale
-        out: Array = x.copy()
-        out[..., :half], out[..., half : self.n_turned] = pairs.real, pairs.imag
-        return out
-
-
-def attend(
-    q: Array, k: Array, v: Array, seen: NDArray[np.bool_], scale: float, sinks: Array | None
-) -> Array:
-    """Grouped-query attention: `q` `[n, heads, d]`, `k` and `v` `[m, kv heads, d]` -> as `q`.
-
-    `seen` `[n, m]` says which key a query may look at. `sinks` `[heads]` are logits that take
-    their share of the softmax and give no value.
-    """
-    # each K/V head serves a run of neighbouring query heads
-    group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.einsum("qhd,khd->hqk", q, k) * scale
-    scores[:, ~seen] = -np.inf
-    if sinks is not None:
-        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
-        scores = np.concatenate([scores, column], axis=-1)
-    weights = softmax(scores)[..., : len(v)]
-    result: Array = np.einsum("hqk,khd->qhd", weights, v)
-    return result
-
-
-Ids = NDArray[np.int64]
 
 
 class Walk(NamedTuple):
@@ -165,108 +57,61 @@ class Chain(NamedTuple):
     logits: Array
 
 
-class Reference:
+class Reference(numpy_model.Reference):
     """One draft with its K/V cache, for one sequence.
 
     `n_embd` is the width of a row within the draft, `n_features` that of a feature row: the
-    inputs of `target_layers`, one after the other. `n_vocab` is the target's vocabulary, `d2t`
-    int64 `[draft vocabulary]` or None. `window[layer]` is how many positions the layer sees, the
-    own one included, or None.
+    inputs of `target_layers`, one after the other. `window[layer]` is how many positions the layer
+    sees, the own one included, or None.
     """
 
-    def __init__(self, path: Path, target_path: Path | None = None) -> None:
-        """Read the draft in `path`; `target_path` lends the token embedding and output it lacks."""
-        draft = TensorFile(path)
-        if draft.arch != "dflash":
-            raise ValueError(f"{path} has architecture {draft.arch!r}, not dflash")
-        self._tensors: Mapping[str, Array] = draft.tensors
-        self._read_sizes(draft)
-        self._read_attention(draft)
-        self.rope = Rope(draft, self._head_size)
-        self.d2t = draft.d2t
-        self.is_dflash2 = "selector_hidden.weight" in draft.tensors
-        self.is_dspark = "markov_w1.weight" in draft.tensors
-        self.from_anchor = bool(draft.own("sample_from_anchor", self.is_dspark))
-        self.top_k = int(draft.own("selector_top_k", 0))
-        self._taps = int(draft.own("conv_kernel_size", 0))
-        self._conv_group = int(draft.own("conv_group_size", 1))
-        self._borrow(draft, target_path)
-        # per layer: position -> K and V, each [n_head_kv, head_size]
-        self._cache: list[dict[int, tuple[Array, Array]]] = [{} for _ in range(self._n_layer)]
+    archs = ("dflash",)
+    is_interleaved = False
+    _gelu = staticmethod(gelu)
 
-    def _read_sizes(self, draft: TensorFile) -> None:
-        self.target_layers = [int(layer) for layer in draft.own("target_layers")]
-        self.n_embd = int(draft.own("embedding_length"))
-        # upstream has no key for the target's width: it is the draft's
-        self.n_features = len(self.target_layers) * self.n_embd
-        self.block_size = int(draft.own("block_size"))
-        self.mask_token = int(draft.key("tokenizer.ggml.mask_token_id"))
-        self._n_layer = int(draft.own("block_count"))
-        self._n_head = int(draft.own("attention.head_count"))
-        self._n_head_kv = int(draft.own("attention.head_count_kv", self._n_head))
-        self._head_size = int(draft.own("attention.key_length", self.n_embd // self._n_head))
-        if draft.own("attention.value_length", self._head_size) != self._head_size:
-            raise ValueError("attention.key_length and attention.value_length differ")
-        self._eps = float(draft.own("attention.layer_norm_rms_epsilon"))
-
-    def _read_attention(self, draft: TensorFile) -> None:
-        is_causal = [bool(draft.own("attention.causal", False))] * self._n_layer
-        self.causal = [bool(one) for one in draft.own("attention.causal_pattern", is_causal)]
-        width = int(draft.own("attention.sliding_window", 0))
-        self.window: list[int | None] = [None] * self._n_layer
-        if width:
-            sliding = draft.own("attention.sliding_window_pattern")
-            self.window = [width if slides else None for slides in sliding]
-        scale = float(draft.own("attention.scale", 0.0))
-        self._attention_scale = scale or 1.0 / float(np.sqrt(self._head_size))
-        # 0 stands for no scale in all three, as for the logits'
-        self._value_scale = float(draft.own("attention.value_scale", 0.0)) or 1.0
-        self._embedding_scale = float(draft.own("embedding_scale", 0.0)) or 1.0
-        self._logit_scale = float(draft.own("logit_scale", 0.0)) or 1.0
-        self._softcap = float(draft.own("final_logit_softcapping", 0.0))
-        activations: dict[str, Callable[[Array], Array]] = {
-            "silu": silu,
-            "gelu": gelu,
-            "gelu_pytorch_tanh": gelu,
-        }
-        self._activation = activations[draft.own("hidden_activation", "silu")]
-
-    def _borrow(self, draft: TensorFile, target_path: Path | None) -> None:
-        own = draft.tensors
-        if "token_embd.weight" in own and "output.weight" not in own:
+    def __init__(self, path: Path, target_path: Path | None = None, *, n_ctx: int = 512) -> None:
+        super().__init__(path, target_path, n_ctx=n_ctx)
+        own, tensors = self._file.own, self._tensors
+        if "token_embd.weight" in tensors and "output.weight" not in tensors:
             raise ValueError("a draft with its own token_embd.weight needs output.weight")
-        lent = {} if target_path is None else TensorFile(target_path).tensors
-        embedding = own.get("token_embd.weight", lent.get("token_embd.weight"))
-        # the target's output may be tied to its embedding
-        tied = lent.get("output.weight", lent.get("token_embd.weight"))
-        output = own.get("output.weight", tied)
-        if embedding is None or output is None:
-            raise ValueError("neither the draft nor a target has token_embd and output")
-        if embedding.shape[1] != self.n_embd or output.shape[1] != self.n_embd:
-            raise ValueError(f"token_embd or output is not {self.n_embd} wide")
-        self._embedding, self._output = embedding, output
-        self.n_vocab = embedding.shape[0]
+        # upstream has no key for the target's width: it is the draft's
+        self.n_features = len(own("target_layers")) * self.n_embd
+        self.block_size = int(own("block_size"))
+        is_causal = [bool(own("attention.causal", False))] * self._n_layer
+        self.causal = [bool(one) for one in own("attention.causal_pattern", is_causal)]
+        width = int(own("attention.sliding_window", 0))
+        slides = own("attention.sliding_window_pattern") if width else [False] * self._n_layer
+        self.window = [width if one else None for one in slides]
+        # 0 stands for no scale, and for attention's default
+        self._attention_scale = self._scale("attention.scale", self._head_size**-0.5)
+        self._value_scale = self._scale("attention.value_scale")
+        self._embedding_scale = self._scale("embedding_scale")
+        self._logit_scale = self._scale("logit_scale")
+        self._softcap = float(own("final_logit_softcapping", 0.0))
+        self.is_dflash2 = "selector_hidden.weight" in tensors
+        self.is_dspark = "markov_w1.weight" in tensors
+        self.from_anchor = bool(own("sample_from_anchor", self.is_dspark))
+        self.top_k = int(own("selector_top_k", 0))
+        self._taps = int(own("conv_kernel_size", 0))
+        self._conv_group = int(own("conv_group_size", 1))
 
-    def _norm(self, name: str, x: Array) -> Array:
-        return rms_norm(x, self._tensors[f"{name}.weight"], self._eps)
+    def _scale(self, name: str, default: float = 1.0) -> float:
+        return float(self._file.own(name, 0.0)) or default
 
-    def _linear(self, name: str, x: Array) -> Array:
-        """Apply projection `name` to the rows of `x` `[..., in]`, with its bias if it has one."""
-        out: Array = x @ self._tensors[f"{name}.weight"].T
-        bias = self._tensors.get(f"{name}.bias")
-        return out if bias is None else out + bias
+    def _activation(self, x: Array) -> Array:
+        kinds = {"silu": silu, "gelu": self._gelu, "gelu_pytorch_tanh": self._gelu}
+        return kinds[self._file.own("hidden_activation", "silu")](x)
 
     def _keys_values(self, layer: int, x: Array, positions: Ids) -> tuple[Array, Array]:
         """K and V `[n, n_head_kv, head_size]` of the rows `x` `[n, n_embd]`."""
         blk = f"blk.{layer}.attn_"
-        heads = (len(x), self._n_head_kv, self._head_size)
-        k = self._linear(f"{blk}k", x).reshape(heads)
+        k = self._heads(f"{blk}k", x, self._n_head_kv)
         if f"{blk}v.weight" in self._tensors:
-            v = self._linear(f"{blk}v", x).reshape(heads)
+            v = self._heads(f"{blk}v", x, self._n_head_kv)
         else:
             # keys serve as values (Gemma 4), normed without weights and not turned
-            v = rms_norm(k, 1.0, self._eps)
-        return self.rope.turn(self._norm(f"{blk}k_norm", k), positions), v
+            v = rms_norm(self._linear(f"{blk}k", x).reshape(k.shape), 1.0, self._eps)
+        return self.rope.turn(k, positions), v
 
     def inject(self, rows: NDArray[np.floating], positions: Sequence[int]) -> None:
         """Store K and V of feature rows `[n, n_features]` under their positions.
@@ -282,11 +127,6 @@ class Reference:
             for index, position in enumerate(positions):
                 cache[int(position)] = (k[index], v[index])
 
-    def truncate(self, n: int) -> None:
-        for cache in self._cache:
-            for position in [at for at in cache if at >= n]:
-                del cache[position]
-
     @property
     def stored(self) -> list[int]:
         """The positions of the rows that are there, ascending."""
@@ -295,8 +135,7 @@ class Reference:
     def _attention(self, layer: int, x: Array, positions: Ids) -> Array:
         """The addition of attention, `[n, n_embd]`, for a block's normed rows at `positions`."""
         blk = f"blk.{layer}.attn_"
-        q = self._linear(f"{blk}q", x).reshape(len(x), self._n_head, self._head_size)
-        q = self.rope.turn(self._norm(f"{blk}q_norm", q), positions)
+        q = self.rope.turn(self._heads(f"{blk}q", x, self._n_head), positions)
         k, v = self._keys_values(layer, x, positions)
         at = np.array([*self.stored, *positions], dtype=np.int64)
         if self.stored:
@@ -309,7 +148,7 @@ class Reference:
         if window is not None:
             seen = seen & (distance < window)
         sinks = self._tensors.get(f"{blk}sinks.weight")
-        mixed = attend(q, k, v, seen, self._attention_scale, sinks).reshape(len(x), -1)
+        mixed = attend(q, k, v, self._attention_scale, seen, sinks).reshape(len(x), -1)
         return self._linear(f"{blk}output", mixed) * self._value_scale
 
     def _convolve(self, name: str, x: Array, kernels: Array, side: int) -> Array:
@@ -335,11 +174,6 @@ class Reference:
         kernels = self._linear(f"{prefix}_conv_proj", x).reshape(len(x), 2, self._taps, groups)
         return self._convolve(base, inner(self._convolve(base, x, kernels, 0)), kernels, 1)
 
-    def _feed_forward(self, layer: int, x: Array) -> Array:
-        blk = f"blk.{layer}.ffn_"
-        gate = self._activation(self._linear(f"{blk}gate", x))
-        return self._linear(f"{blk}down", gate * self._linear(f"{blk}up", x))
-
     def hidden(self, ids: Sequence[int], position: int) -> Array:
         """The block's normed last rows, `[n, n_embd]`; arguments as of `block`."""
         if self.stored and self.stored[-1] >= position:
@@ -348,13 +182,8 @@ class Reference:
         h = self._embedding[np.asarray(ids, dtype=np.int64)] * self._embedding_scale
         for layer in range(self._n_layer):
             blk = f"blk.{layer}."
-
-            def attention(x: Array, layer: int = layer) -> Array:
-                return self._attention(layer, x, positions)
-
-            def feed_forward(x: Array, layer: int = layer) -> Array:
-                return self._feed_forward(layer, x)
-
+            attention = partial(self._attention, layer, positions=positions)
+            feed_forward = partial(self._feed_forward, layer)
             a = self._wrapped(f"{blk}attn", self._norm(f"{blk}attn_norm", h), attention)
             h = h + self._post(f"{blk}post_attention_norm", a)
             f = self._wrapped(f"{blk}ffn", self._norm(f"{blk}ffn_norm", h), feed_forward)
@@ -365,17 +194,8 @@ class Reference:
     def _post(self, name: str, x: Array) -> Array:
         return self._norm(name, x) if f"{name}.weight" in self._tensors else x
 
-    def _spread(self, values: Array, rest: float) -> Array:
-        """`[..., draft vocabulary]` over the target's vocabulary, `rest` where `d2t` is silent."""
-        if self.d2t is None:
-            return values
-        out: Array = np.full((*values.shape[:-1], self.n_vocab), rest)
-        out[..., self.d2t] = values
-        return out
-
     def _logits(self, y: Array) -> Array:
-        logits: Array = y @ self._output.T
-        logits = logits * self._logit_scale
+        logits = super()._logits(y) * self._logit_scale
         if self._softcap > 0:
             logits = np.tanh(logits / self._softcap) * self._softcap
         return self._spread(logits, -np.inf)

@@ -10,44 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from tests.parity.numpy_model import Array, TensorFile, attend, rms_norm, sigmoid, silu, softmax
 
-
-def silu(x: Array) -> Array:
-    out: Array = x / (1.0 + np.exp(-x))
-    return out
-
-
-def sigmoid(x: Array) -> Array:
-    out: Array = 1.0 / (1.0 + np.exp(-x))
-    return out
-
-
-def softmax(x: Array) -> Array:
-    out: Array = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
-    return out
+Pair = tuple[Array, Array]
 
 
 def mix(
     tensors: Mapping[str, Array], name: str, x: Array, eps: float
 ) -> tuple[Array, Array | None]:
     """One row from several streams, [n_streams, n_embd]; and the weight of each for the output."""
-    norm = tensors[f"{name}norm.weight"].reshape(x.shape)
-    normed = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * norm
+    normed = rms_norm(x, tensors[f"{name}norm.weight"].reshape(x.shape), eps)
     flat = normed.reshape(-1)
     gate = tensors[f"{name}up.weight"] @ silu(tensors[f"{name}down.weight"] @ flat / len(x))
-    mixed = np.mean(normed / (1.0 + np.exp(-gate.reshape(x.shape))), axis=0)
+    mixed: Array = np.mean(normed * sigmoid(gate.reshape(x.shape)), axis=0)
     inject = tensors.get(f"{name}inject.weight")
-    if inject is None:
-        return mixed, None
-    return mixed, 2.0 / (1.0 + np.exp(-(inject @ flat) / len(x)))
+    return mixed, None if inject is None else 2.0 * sigmoid(inject @ flat / len(x))
 
 
 def doubly_mix(head: Head, part: str, x: Array) -> tuple[Array, Array, Array]:
@@ -62,7 +45,7 @@ def doubly_mix(head: Head, part: str, x: Array) -> tuple[Array, Array, Array]:
     to_row = sigmoid(first * scale[0] + base[:n]) + eps
     of_output = 2.0 * sigmoid(second * scale[1] + base[n : 2 * n])
     shares = (rest * scale[2] + base[2 * n :]).reshape(n, n)
-    shares = np.stack([softmax(row) for row in shares]) + eps
+    shares = softmax(shares) + eps
     for i in range(head.keys["hyper_connection.sinkhorn_iterations"]):
         if i:
             shares = shares / (shares.sum(axis=1, keepdims=True) + eps)
@@ -117,8 +100,12 @@ class Head:
         return f"{self.blk}{name}.weight" in self.tensors
 
     def norm(self, x: Array, weight: Array | float = 1.0) -> Array:
-        eps = self.keys["attention.layer_norm_rms_epsilon"]
-        out: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+        return rms_norm(x, weight, self.keys["attention.layer_norm_rms_epsilon"])
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array | float = 0.0) -> Array:
+        centred = x - x.mean()
+        deviation = np.sqrt(np.mean(centred**2) + self.keys["attention.layer_norm_epsilon"])
+        out: Array = centred / deviation * weight + bias
         return out
 
     def rope(
@@ -158,14 +145,8 @@ class Head:
         if seen is not None:
             pairs = [pairs[i] for i in seen]
         keys, values = (np.stack(part) for part in zip(*pairs, strict=True))
-        group = len(q) // len(k)
-        keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
-        scores = np.einsum("hd,thd->ht", q, keys) * scale
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        rest = 0.0 if sinks is None else np.exp(sinks - scores.max(axis=1))[:, None]
-        weights /= weights.sum(axis=1, keepdims=True) + rest
-        mixed: Array = np.einsum("ht,thd->hd", weights, values)
-        return mixed
+        found: Array = attend(q[None], keys, values, scale, sinks=sinks)[0]
+        return found
 
     def step(self, token: int, row: Array, position: int) -> tuple[Array, Array]:
         """The logits, [n_vocab], and the head's own row, [n_embd], of a pair at a position."""
@@ -177,20 +158,22 @@ class Head:
             streams = row.reshape(-1, len(e))
             h = self.norm(streams, self["nextn.hnorm"].reshape(-1, len(e)))
             x = np.stack([self["nextn.eh_proj"] @ np.concatenate((e, one)) for one in h])
-            return _BLOCKS[self.arch](self, x, position)
+            return _STREAM_BLOCKS[self.arch](self, x, position)
         h = self.norm(row, self["nextn.hnorm"])
         x = self["nextn.eh_proj"] @ np.concatenate((e, h))
-        return _BLOCKS[self.arch](self, x, position)
+        return _block(self, x, position)
 
     def logits(self, normed: Array) -> Array:
         """The logits from the output matrix and a row after the last norm."""
         name = "nextn.shared_head_head"
         output = self[name] if self.has(name) else self.tensors["output.weight"]
-        out: Array = output @ normed
+        out: Array = output @ normed * self.keys.get("logit_scale", 1.0)
         return out
 
     def last_norm(self, x: Array) -> Array:
         """The norm before the output: the head's own, else the target's."""
+        if self.arch == "nemotron_h_moe":  # of another kind than all others
+            return self.layer_norm(x, self["nextn.shared_head_norm"])
         for own in ("nextn.shared_head_norm", "layer_output_norm"):
             if self.has(own):
                 return self.norm(x, self[own])
@@ -202,16 +185,11 @@ def load(path: Path) -> Head:
 
 
 def load_all(path: Path) -> list[Head]:
-    reader = GGUFReader(path)
-    arch = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
-    keys = {
-        name.removeprefix(f"{arch}."): value.contents()
-        for name, value in reader.fields.items()
-        if name.startswith(f"{arch}.")
-    }
-    tensors = {t.name: np.array(t.data, dtype=np.float64) for t in reader.tensors}
+    file = TensorFile(path)
+    keys = file.own_keys()
     n_layer = keys["block_count"] - keys["nextn_predict_layers"]
-    return [Head(arch, keys, tensors, f"blk.{i}.") for i in range(n_layer, keys["block_count"])]
+    numbers = range(n_layer, keys["block_count"])
+    return [Head(file.arch, keys, file.tensors, f"blk.{i}.") for i in numbers]
 
 
 def chain_of_heads(
@@ -279,25 +257,9 @@ def gated_ffn(head: Head, x: Array, part: str = "ffn_{}") -> Array:
     return down @ bounded(head, gate @ x, up @ x, "swiglu_clamp_shexp")
 
 
-def _gated_attention(
-    head: Head, x: Array, position: int, seen: Sequence[int] | None = None
-) -> Array:
-    """Qwen3-Next's: each head's query is followed by a gate for what it finds."""
-    n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
-    width = head.keys["attention.key_length"]
-    q, gate = np.split((head["attn_q"] @ x).reshape(n_head, 2 * width), 2, axis=1)
-    k, v = ((head[f"attn_{part}"] @ x).reshape(n_kv, width) for part in "kv")
-    q = head.rope(head.norm(q, head["attn_q_norm"]), position)
-    k = head.rope(head.norm(k, head["attn_k_norm"]), position)
-    found = head.attend(q, k, v, 1.0 / np.sqrt(width), seen=seen) / (1.0 + np.exp(-gate))
-    return head["attn_output"] @ found.reshape(-1)
-
-
-def _qwen35(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    x = x + _gated_attention(head, head.norm(x, head["attn_norm"]), position)
-    x = x + gated_ffn(head, head.norm(x, head["post_attention_norm"]))
-    row = head.last_norm(x)
-    return head.logits(row), row
+def squared(x: Array) -> Array:
+    out: Array = np.maximum(x, 0.0) ** 2
+    return out
 
 
 _GATES: dict[int, Callable[[Array], Array]] = {
@@ -307,7 +269,7 @@ _GATES: dict[int, Callable[[Array], Array]] = {
 }
 
 
-def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
+def experts(head: Head, x: Array) -> Array:
     """The routed experts, weighted as the file says, without the shared ones."""
     router: Array = head["ffn_gate_inp"] @ x
     p = _GATES[head.keys.get("expert_gating_func", 1)](router)
@@ -316,7 +278,8 @@ def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
         bias = head.tensors.get(f"{head.blk}{name}", bias)
     chosen = np.argsort(p + bias)[-head.keys["expert_used_count"] :]
     weights = p[chosen]
-    if is_normed:
+    # Qwen's are always normed.
+    if head.keys.get("expert_weights_norm", head.has("ffn_gate_inp_shexp")):
         weights = weights / weights.sum()
     weights = weights * head.keys.get("expert_weights_scale", 1.0)
     up, down = head["ffn_up_exps"], head["ffn_down_exps"]
@@ -331,18 +294,30 @@ def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
     return out
 
 
-def squared(x: Array) -> Array:
-    out: Array = np.maximum(x, 0.0) ** 2
-    return out
+def feed_forward(head: Head, x: Array) -> Array:
+    """A dense block, or routed experts and a shared one, which Qwen's gate weights."""
+    if not head.has("ffn_gate_inp"):
+        return gated_ffn(head, x)
+    if not head.has("ffn_gate_shexp"):
+        return experts(head, x) + head["ffn_down_shexp"] @ squared(head["ffn_up_shexp"] @ x)
+    shared = gated_ffn(head, x, "ffn_{}_shexp")
+    if head.has("ffn_gate_inp_shexp"):
+        shared = shared * sigmoid(head["ffn_gate_inp_shexp"] @ x)
+    return experts(head, x) + shared
 
 
-def _qwen35moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    x = x + _gated_attention(head, head.norm(x, head["attn_norm"]), position)
-    normed = head.norm(x, head["post_attention_norm"])
-    share = 1.0 / (1.0 + np.exp(-head["ffn_gate_inp_shexp"] @ normed))
-    shared = share * gated_ffn(head, normed, "ffn_{}_shexp")
-    row = head.last_norm(x + experts(head, normed, is_normed=True) + shared)
-    return head.logits(row), row
+def _gated_attention(
+    head: Head, x: Array, position: int, seen: Sequence[int] | None = None
+) -> Array:
+    """Qwen3-Next's: each head's query is followed by a gate for what it finds."""
+    n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
+    width = head.keys["attention.key_length"]
+    q, gate = np.split((head["attn_q"] @ x).reshape(n_head, 2 * width), 2, axis=1)
+    k, v = ((head[f"attn_{part}"] @ x).reshape(n_kv, width) for part in "kv")
+    q = head.rope(head.norm(q, head["attn_q_norm"]), position)
+    k = head.rope(head.norm(k, head["attn_k_norm"]), position)
+    found = head.attend(q, k, v, 1.0 / np.sqrt(width), seen=seen) * sigmoid(gate)
+    return head["attn_output"] @ found.reshape(-1)
 
 
 def _latent_attention(
@@ -368,18 +343,13 @@ def _latent_attention(
     )  # fmt: skip
     values: Array = np.einsum("hvr,hr->hv", head["attn_v_b"], found)
     if head.has("attn_gate"):
-        values = values / (1.0 + np.exp(-(head["attn_gate"] @ x)))[:, None]
+        values = values * sigmoid(head["attn_gate"] @ x)[:, None]
     out: Array = head["attn_output"] @ values.reshape(-1)
     return out
 
 
-def _deepseek2(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    x = x + _latent_attention(head, head.norm(x, head["attn_norm"]), position)
-    normed = head.norm(x, head["ffn_norm"])
-    is_normed = bool(head.keys.get("expert_weights_norm", False))
-    x = x + experts(head, normed, is_normed=is_normed) + gated_ffn(head, normed, "ffn_{}_shexp")
-    row = head.last_norm(x)
-    return head.logits(row), row
+def _pooled_attention(head: Head, x: Array, position: int) -> Array:
+    return _latent_attention(head, x, position, _chosen_pools(head, x, position))
 
 
 def _attention(
@@ -401,41 +371,11 @@ def _attention(
     return head["attn_output"] @ head.attend(q, k, v, 1.0 / np.sqrt(q.shape[1])).reshape(-1)
 
 
-def _glm4moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    x = x + _attention(head, head.norm(x, head["attn_norm"]), position)
-    normed = head.norm(x, head["post_attention_norm"])
-    x = x + experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
-    row = head.last_norm(x)
-    return head.logits(row), row
-
-
-def _cohere2moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    normed = head.norm(x, head["attn_norm"])
-    routed = experts(head, normed, is_normed=True)
-    x = x + _attention(head, normed, position, interleaved=True)
-    x = x + (routed + gated_ffn(head, normed, "ffn_{}_shexp")) / 2.0
-    row = head.last_norm(x)
-    return head.logits(row) * head.keys["logit_scale"], row
-
-
-def _nemotron_h_moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    x = x + _attention(head, head.norm(x, head["attn_norm"]), position, turns=False)
-    normed = head.norm(x, head["post_attention_norm"])
-    shared = head["ffn_down_shexp"] @ squared(head["ffn_up_shexp"] @ normed)
-    x = x + experts(head, normed, is_normed=True) + shared
-    # The last norm is of another kind than all others.
-    centred = x - x.mean()
-    deviation = np.sqrt(np.mean(centred**2) + head.keys["attention.layer_norm_epsilon"])
-    row: Array = centred / deviation * head["nextn.shared_head_norm"]
-    return head.logits(row), row
-
-
-def _step35(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+def _step35_attention(head: Head, x: Array, position: int) -> Array:
     """With a window, attention rotates all of each head; without one, half, by slower angles."""
-    normed = head.norm(x, head["attn_norm"])
     n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
     q, k, v = (
-        (head[f"attn_{part}"] @ normed).reshape(n, -1)
+        (head[f"attn_{part}"] @ x).reshape(n, -1)
         for part, n in zip("qkv", (n_head, n_kv, n_kv), strict=True)
     )
     q, k = head.norm(q, head["attn_q_norm"]), head.norm(k, head["attn_k_norm"])
@@ -446,35 +386,22 @@ def _step35(head: Head, x: Array, position: int) -> tuple[Array, Array]:
         slower = head.tensors["rope_freqs.weight"][: n_rot // 4]
         q, k = (head.rope(part, position, n_rot=n_rot // 2, factors=slower) for part in (q, k))
     found = head.attend(q, k, v, 1.0 / np.sqrt(q.shape[1]))
-    found = found / (1.0 + np.exp(-(head["attn_gate"] @ normed)))[:, None]
-    x = x + head["attn_output"] @ found.reshape(-1)
-    normed = head.norm(x, head["ffn_norm"])
-    x = x + experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
-    return head.logits(head.last_norm(x)), x
+    found = found * sigmoid(head["attn_gate"] @ x)[:, None]
+    return head["attn_output"] @ found.reshape(-1)
 
 
-def _mimo2(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+def _mimo2_attention(head: Head, x: Array, position: int) -> Array:
+    """Keys wider than values, sinks, and a scale on what is found."""
     n_head, n_kv = head.keys["attention.head_count"], head.key("attention.head_count_kv")
     width, narrow = head.keys["attention.key_length"], head.keys["attention.value_length"]
-    joined = head["attn_qkv"] @ head.norm(x, head["attn_norm"])
-    q, k, v = np.split(joined, [n_head * width, (n_head + n_kv) * width])
+    q, k, v = np.split(head["attn_qkv"] @ x, [n_head * width, (n_head + n_kv) * width])
     base = "rope.freq_base_swa" if head.has_window else "rope.freq_base"
     q, k = (head.rope(part.reshape(-1, width), position, base=base) for part in (q, k))
     found = head.attend(
         q, k, v.reshape(n_kv, narrow), 1.0 / np.sqrt(width), sinks=head["attn_sinks"]
     )
-    scale = head.keys["attention.value_scale"]
-    x = x + scale * (head["attn_output"] @ found.reshape(-1))
-    x = x + gated_ffn(head, head.norm(x, head["ffn_norm"]))
-    return head.logits(head.last_norm(x)), x
-
-
-def _hy_v3(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    x = x + _attention(head, head.norm(x, head["attn_norm"]), position)
-    normed = head.norm(x, head["ffn_norm"])
-    x = x + experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
-    row = head.last_norm(x)
-    return head.logits(row), row
+    out: Array = head.keys["attention.value_scale"] * (head["attn_output"] @ found.reshape(-1))
+    return out
 
 
 def _chosen(head: Head, x: Array, position: int) -> list[int]:
@@ -512,36 +439,12 @@ def _best_blocks(head: Head, scores: Sequence[float], size: int) -> list[int]:
     return sorted([*blocks, *range(n // size * size, n)])
 
 
-def _qwen4exp(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    eps = head.keys["attention.layer_norm_rms_epsilon"]
-    row, inject = mix(head.tensors, f"{head.blk}hc_attn_", x, eps)
-    assert inject is not None
-    x = x + inject[:, None] * _gated_attention(head, row, position, _chosen(head, row, position))
-    row, inject = mix(head.tensors, f"{head.blk}hc_ffn_", x, eps)
-    assert inject is not None
-    share = 1.0 / (1.0 + np.exp(-head["ffn_gate_inp_shexp"] @ row))
-    out = experts(head, row, is_normed=True) + share * gated_ffn(head, row, "ffn_{}_shexp")
-    x = x + inject[:, None] * out
-    return head.logits(mix(head.tensors, f"{head.blk}nextn.hc_head_", x, eps)[0]), x.reshape(-1)
-
-
-def _glm5_next(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    normed = head.norm(x, head["attn_norm"])
-    x = x + _latent_attention(head, normed, position, _chosen_pools(head, normed, position))
-    normed = head.norm(x, head["ffn_norm"])
-    x = x + experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
-    row = head.last_norm(x)
-    return head.logits(row), row
-
-
 def _chosen_pools(head: Head, x: Array, position: int) -> list[int]:
     """Chooses as _chosen() does; a block's key is a mean, weighted for each number apart."""
     size, width = head.keys["attention.indexer.kpool"], head.keys["attention.indexer.key_length"]
     key: Array = head["indexer.attn_k"] @ x
-    centred = key - key.mean()
-    deviation = np.sqrt(np.mean(centred**2) + head.keys["attention.layer_norm_epsilon"])
     bias = head.tensors[f"{head.blk}indexer.k_norm.bias"]
-    key = centred / deviation * head["indexer.k_norm"] + bias
+    key = head.layer_norm(key, head["indexer.k_norm"], bias)
     gate = head["indexer_compressor_gate"] @ x
     head.index_keys.append((position, np.concatenate((key, gate))))
     q = head["indexer.attn_q_b"] @ head.norm(head["attn_q_a"] @ x, head["attn_q_a_norm"])
@@ -582,32 +485,58 @@ def _grouped_attention(head: Head, x: Array, position: int) -> Array:
     return out
 
 
-def _deepseek4(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+_ATTENTIONS: dict[str, Callable[[Head, Array, int], Array]] = {
+    "qwen35": _gated_attention,
+    "qwen35moe": _gated_attention,
+    "qwen3next": _gated_attention,
+    "deepseek2": _latent_attention,
+    "glm4moe": _attention,
+    "cohere2moe": partial(_attention, interleaved=True),
+    "nemotron_h_moe": partial(_attention, turns=False),
+    "deepseek32": _latent_attention,
+    "glm-dsa": _latent_attention,
+    "bailingmoe3": _latent_attention,
+    "glm5-next": _pooled_attention,
+    "step35": _step35_attention,
+    "mimo2": _mimo2_attention,
+    "hy_v3": _attention,
+}
+# The next step of these reads the row before the last norm.
+_HAND_ON_UNNORMED = ("step35", "mimo2")
+
+
+def _block(head: Head, x: Array, position: int) -> Pair:
+    """Attention and a feed-forward block, one after the other; Cohere's are side by side."""
+    normed = head.norm(x, head["attn_norm"])
+    x = x + _ATTENTIONS[head.arch](head, normed, position)
+    if head.arch == "cohere2moe":
+        x = x + feed_forward(head, normed) / 2.0
+    else:
+        name = "ffn_norm" if head.has("ffn_norm") else "post_attention_norm"
+        x = x + feed_forward(head, head.norm(x, head[name]))
+    row = head.last_norm(x)
+    return head.logits(row), x if head.arch in _HAND_ON_UNNORMED else row
+
+
+def _qwen4exp(head: Head, x: Array, position: int) -> Pair:
+    eps = head.keys["attention.layer_norm_rms_epsilon"]
+    row, inject = mix(head.tensors, f"{head.blk}hc_attn_", x, eps)
+    assert inject is not None
+    x = x + inject[:, None] * _gated_attention(head, row, position, _chosen(head, row, position))
+    row, inject = mix(head.tensors, f"{head.blk}hc_ffn_", x, eps)
+    assert inject is not None
+    x = x + inject[:, None] * feed_forward(head, row)
+    return head.logits(mix(head.tensors, f"{head.blk}nextn.hc_head_", x, eps)[0]), x.reshape(-1)
+
+
+def _deepseek4(head: Head, x: Array, position: int) -> Pair:
     row, of_output, shares = doubly_mix(head, "attn", x)
     out = _grouped_attention(head, head.norm(row, head["attn_norm"]), position)
     x = shares.T @ x + np.outer(of_output, out)
     row, of_output, shares = doubly_mix(head, "ffn", x)
-    normed = head.norm(row, head["ffn_norm"])
-    out = experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
+    out = feed_forward(head, head.norm(row, head["ffn_norm"]))
     x = shares.T @ x + np.outer(of_output, out)
     return head.logits(head.last_norm(last_mix(head, x))), x.reshape(-1)
 
 
-_BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
-    "qwen35": _qwen35,
-    "qwen35moe": _qwen35moe,
-    "qwen3next": _qwen35moe,
-    "deepseek2": _deepseek2,
-    "glm4moe": _glm4moe,
-    "cohere2moe": _cohere2moe,
-    "nemotron_h_moe": _nemotron_h_moe,
-    "deepseek32": _deepseek2,
-    "glm-dsa": _deepseek2,
-    "bailingmoe3": _deepseek2,
-    "qwen4exp": _qwen4exp,
-    "deepseek4": _deepseek4,
-    "glm5-next": _glm5_next,
-    "step35": _step35,
-    "mimo2": _mimo2,
-    "hy_v3": _hy_v3,
-}
+_STREAM_BLOCKS = {"qwen4exp": _qwen4exp, "deepseek4": _deepseek4}

@@ -114,22 +114,6 @@ class _Knowing(ScriptedDrafter):
         return []
 
 
-class _Perfect(_Knowing, Perfect):
-    pass
-
-
-class _Wrong(_Knowing, Wrong):
-    pass
-
-
-class _Pattern(_Knowing, Pattern):
-    pass
-
-
-class _Hostile(_Knowing, Hostile):
-    pass
-
-
 class RandomLengths(Controller):
     """Asks for any number of tokens, and has any number of what came verified."""
 
@@ -156,19 +140,19 @@ def _drafter(session: Session) -> tuple[Drafter | Path | str, ScriptedDrafter | 
     n, seed = drafting.n_draft or 8, drafting.seed
     rng = random.Random(seed)
     accepts = [rng.randrange(n + 1) for _ in range(7)]
-    made: dict[str, Any] = {
-        "perfect": lambda: _Perfect((), n),
-        "wrong": lambda: _Wrong((), n),
-        "pattern": lambda: _Pattern((), accepts, n),
-        "hostile": lambda: _Hostile((), _N_VOCAB, EOS, n, 0.0, seed),
-        "failing": lambda: _Hostile((), _N_VOCAB, EOS, n, 0.1, seed),
+    made: dict[str, tuple[Any, ...]] = {
+        "perfect": (Perfect, n),
+        "wrong": (Wrong, n),
+        "pattern": (Pattern, accepts, n),
+        "intermittent": (Pattern, accepts, n),
+        "hostile": (Hostile, _N_VOCAB, EOS, n, 0.0, seed),
+        "failing": (Hostile, _N_VOCAB, EOS, n, 0.1, seed),
     }
     if drafting.kind in made:
-        oracle = made[drafting.kind]()
-        return oracle, oracle
-    if drafting.kind == "intermittent":
-        inner = _Pattern((), accepts, n)
-        return Intermittent(inner, [rng.random() < 0.6 for _ in range(9)]), inner
+        kind, *values = made[drafting.kind]
+        oracle: ScriptedDrafter = type(kind.__name__, (_Knowing, kind), {})((), *values)
+        is_on = [rng.random() < 0.6 for _ in range(9)]
+        return (Intermittent(oracle, is_on) if drafting.kind == "intermittent" else oracle), oracle
     # A draft's cache has the target's type, and so heads that it fits.
     small: dict[str, Any] = {
         "n_layer": 2, "output_scale": 3.0, "n_head": session.opened.n_head
@@ -458,15 +442,10 @@ class Player:
             return Outcome(
                 partial.partial_text, tuple(partial.partial_tokens), None, None, None, error
             )
-        finish = choice["finish_reason"]
         return Outcome(
-            text,
-            None,
-            logprobs,
-            finish,
-            lasting_usage(answer["usage"]),
+            text, None, logprobs, choice["finish_reason"], lasting_usage(answer["usage"]),
             speculation=answer["speculation"],
-        )
+        )  # fmt: skip
 
 
 def check_counts(outcome: Outcome, n_prompt: int, drafting: Drafting | None) -> None:
@@ -500,7 +479,7 @@ def check_counts(outcome: Outcome, n_prompt: int, drafting: Drafting | None) -> 
     if outcome.finish == "length":
         assert usage["completion_tokens"] == accepted + rounds + 1
     if drafting is None:
-        assert counts["proposed"] == 0
+        assert (counts["proposed"], forced["drafted"]) == (0, 0)
 
 
 def _check_drafter(outcome: Outcome, drafting: Drafting) -> None:
@@ -556,8 +535,8 @@ def compare(session: Session) -> Counter[str]:
                 counts["errors"] += one.error is not None
                 for key in ("drafted", "accepted", "proposed", "rounds"):
                     counts[key] += other.speculation.get(key, 0)
-                forced = other.speculation.get("by_source", {}).get("grammar", {"drafted": 0})
-                counts["forced"] += forced["drafted"]
+                by_source = other.speculation.get("by_source", {})
+                counts["forced"] += by_source.get("grammar", {}).get("drafted", 0)
                 counts["tokens"] += (one.usage or {}).get("completion_tokens", 0)
     return counts
 

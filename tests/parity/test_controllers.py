@@ -1,4 +1,4 @@
-"""With any controller, the text equals plain decoding, and drafters are told all tokens.
+"""With any controller, the text equals plain decoding, and what happened is told and counted.
 
 Sessions (test_sessions.py) draw profit, off, fixed and random controllers.
 """
@@ -17,20 +17,18 @@ from pyllama_spec.drafters import (
     Drafter,
     DraftRequest,
     LookupFirst,
-    NoDrafter,
     PromptLookup,
 )
-from pyllama_spec.engine import SamplerParams
-from pyllama_spec.speculative import (
-    Controller,
-    SequenceState,
-    SpeculativeLoop,
-)
+from pyllama_spec.speculative import Controller, SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.controller import DraftDecision, Span, Spent
 from tests.eagle3_tools import head, target_context
+from tests.faces.tools import GREEDY as GREEDY_OPTIONS
+from tests.faces.tools import PROMPT, open_tiny
 from tests.models import model_path
-from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
-from tests.scripted import Perfect
+from tests.oracles import GREEDY, generate, prompt_tokens, run_once, sampled, tiny, tiny_context
+from tests.scripted import Perfect, Wrong
+
+PARAMS = sampled(5, temperature=1.2)
 
 
 class Whims(Controller):
@@ -40,7 +38,7 @@ class Whims(Controller):
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.told: dict[int, list[int]] = {}
+        self.told: list[int] = []
         self.spans: list[Span] = []
 
     def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
@@ -59,37 +57,30 @@ class Whims(Controller):
     def learn(self, spans: Sequence[Span], spent: Spent) -> None:
         assert min(spent.draft_s, spent.verify_s, spent.rest_s) >= 0.0
         for span in spans:
-            self.told.setdefault(span.seq, []).extend(span.tokens)
+            self.told += span.tokens
             self.spans.append(span)
 
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "prompt-lookup": lambda: PromptLookup(min_ngram=1),
-    "eagle3": lambda: LookupFirst(head(), 2),
-    "dflash": lambda: LookupFirst(DFlash(model_path("dflash")), 2),
-}
-PARAMS = sampled(5, temperature=1.2)
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("params", [GREEDY, PARAMS], ids=["greedy", "hot"])
-def test_one_sequence(kind: str, params: SamplerParams) -> None:
+@pytest.mark.parametrize("make", [head, lambda: DFlash(model_path("dflash"))])
+def test_a_controller_is_told_every_token(make: Callable[[], Drafter]) -> None:
     prompt = prompt_tokens(12) * 3
-    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
-    expected = generate(plain, SequenceState(), prompt, 90, params)
-    controller, drafter = Whims(1), DRAFTERS[kind]()
+    with tiny_context(tiny("llama")) as context:
+        expected = run_once(context, None, prompt, 90, PARAMS)
+    controller, drafter = Whims(1), LookupFirst(make(), 2)
     loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter, None, controller)
-    seq = SequenceState()
-    run = generate(loop, seq, prompt, 90, params)
+    run = generate(loop, SequenceState(), prompt, 90, PARAMS)
     assert run.tokens == expected.tokens
     assert not loop.drafter.failures
-    assert controller.told[0] == run.tokens[1:]
+    assert controller.told == run.tokens[1:]
     assert any(s.n_verified < len(s.draft.ids) for s in controller.spans)
-    # And again, behind what was drafted and not verified.
-    more = [*seq.tokens, *prompt_tokens(4, seed=3)]
-    again = generate(loop, seq, more, 40, params)
-    fresh = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
-    assert again.tokens == generate(fresh, SequenceState(), more, 40, params).tokens
+
+
+def perfect_loop(controller: Controller, n: int) -> tuple[SpeculativeLoop, list[int], list[int]]:
+    """A loop whose drafts are right, its prompt, and the text."""
+    prompt = prompt_tokens(12)
+    reference = run_once(tiny_context(tiny("llama")), None, prompt, n).text
+    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect(reference), None, controller)
+    return loop, prompt, reference
 
 
 def test_what_is_cut_is_not_verified() -> None:
@@ -99,11 +90,8 @@ def test_what_is_cut_is_not_verified() -> None:
         def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
             return [2] * len(spans)
 
-    prompt = prompt_tokens(12)
-    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
-    reference = generate(plain, SequenceState(), prompt, 40, GREEDY).text
-    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect(reference), None, Two())
-    run = generate(loop, SequenceState(), prompt, 40, GREEDY)
+    loop, prompt, reference = perfect_loop(Two(), 40)
+    run = generate(loop, SequenceState(), prompt, 40)
     assert run.text == reference
     assert run.stats.verified_histogram[2] == run.stats.rounds == 13
     assert run.stats.drafted == run.stats.accepted == 26
@@ -111,40 +99,20 @@ def test_what_is_cut_is_not_verified() -> None:
 
 
 @pytest.mark.parametrize("where", ["decide", "stop_of", "verify_lengths", "learn"])
-def test_a_controller_that_fails(where: str) -> None:
+def test_a_controller_that_fails_ends_its_request(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("broken")
 
-    class Broken(Controller):
-        def __init__(self) -> None:
-            self.is_broken = True
-
-        def _called(self, name: str) -> None:
-            if self.is_broken and name == where:
-                self.is_broken = False
-                raise RuntimeError("broken")
-
-        def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-            self._called("decide")
-            return super().decide(spans)
-
-        def stop_of(self, span: Span) -> Callable[[float], bool] | None:
-            self._called("stop_of")
-            return None
-
-        def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-            self._called("verify_lengths")
-            return super().verify_lengths(spans)
-
-        def learn(self, spans: Sequence[Span], spent: Spent) -> None:
-            self._called("learn")
-
-    prompt = prompt_tokens(12)
-    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
-    reference = generate(plain, SequenceState(), prompt, 30, GREEDY).text
-    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect(reference), None, Broken())
+    controller = Controller()
+    loop, prompt, reference = perfect_loop(controller, 30)
     seq = SequenceState()
-    with pytest.raises(RuntimeError, match="broken"):
-        generate(loop, seq, prompt, 30, GREEDY)
-    assert generate(loop, seq, prompt, 30, GREEDY).text == reference
+    with monkeypatch.context() as patched:
+        patched.setattr(controller, where, fails, raising=False)
+        with pytest.raises(RuntimeError, match="broken"):
+            generate(loop, seq, prompt, 30)
+    assert generate(loop, seq, prompt, 30).text == reference
 
 
 def test_a_chain_ends_where_it_is_told_to() -> None:
@@ -191,3 +159,50 @@ def test_a_copy_says_how_long_its_match_is() -> None:
         lookup.truncate(0, 0)
         lookup.commit([Committed(0, text[:n], 0)])
         assert lookup.propose([DraftRequest(0, text[:n], 3)])[0].match_length == expected
+
+
+# ---- figures are of the calls that really happened
+
+
+class Sevens(Drafter):
+    n_calls = 0
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        self.n_calls += 1
+        return Draft([7])
+
+
+class CopiesAfter(Controller):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
+        self.n -= 1
+        return [DraftDecision(span.max_draft, lookup_only=self.n < 0) for span in spans]
+
+    def reason_off(self, seq: int) -> str | None:
+        return "the model is off" if self.n < 0 else None
+
+
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_rounds_of_copies_alone_are_told_from_the_models(n: int) -> None:
+    """The text has no repetition of that length, so the model is called whenever it is asked."""
+    model = Sevens()
+    context = tiny_context(tiny("llama"))
+    loop = SpeculativeLoop(context, LookupFirst(model, 200), None, CopiesAfter(n))
+    stats = generate(loop, SequenceState(), prompt_tokens(9), 30).stats
+    assert stats.rounds > 2
+    assert stats.asked >= stats.rounds - 1  # in the last one there is room for no draft
+    assert stats.asked - stats.asked_copies == model.n_calls == n
+    assert (stats.as_dict()["note"] is None) == (n > 0 or not stats.drafted)
+
+
+def test_a_drafter_is_not_asked_where_the_prediction_answers() -> None:
+    with open_tiny() as llm:
+        plain = llm.generate_steps(PROMPT, max_tokens=40, **GREEDY_OPTIONS).read_all()
+    drafter = Wrong([*PROMPT, *plain.tokens])
+    with open_tiny(drafter) as llm:
+        options = {**GREEDY_OPTIONS, "prediction": plain.text}
+        stats = llm.generate_steps(PROMPT, max_tokens=40, **options).read_all().stats
+    assert stats.asked_copies > 0
+    assert stats.asked - stats.asked_copies == drafter.n_proposals

@@ -9,57 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from numpy.typing import NDArray
 
 from tests.dflash_tools import KINDS, Bench, Guessed, slots
 from tests.models import RopeScaling, model_path, target_options
-from tests.parity.dflash_reference import Reference, Rope, gelu, softmax
-from tests.parity.tensor_file import Array, TensorFile
+from tests.parity.dflash_reference import Reference, gelu
+from tests.parity.numpy_model import Array, Float32Rope, apart, softmax
 from tests.tiers import release_except
-
-
-class Float32Rope(Rope):
-    """Angles as the engine's kernels make them: each pair's from the one before, in float32."""
-
-    def __init__(self, draft: TensorFile, head_size: int) -> None:
-        super().__init__(draft, head_size)
-        self._base = np.float32(draft.own("rope.freq_base", 10000.0))
-        self._factor = float(draft.own("rope.scaling.factor", 1.0))
-
-    def turn(self, x: Array, positions: NDArray[np.int64]) -> Array:
-        n_pairs = self.n_turned // 2
-        step = np.power(self._base, np.float32(-2.0 / self.n_turned))
-        # what stretches each pair: 1 where there is no scaling
-        plain = float(self._base) ** (-np.arange(n_pairs) / n_pairs)
-        stretch = plain / self.frequencies
-        angles = np.empty((len(positions), n_pairs), np.float32)
-        theta = positions.astype(np.float32)
-        for i in range(n_pairs):
-            angles[:, i] = self._stretched(theta, float(stretch[i]))
-            theta = (theta * step).astype(np.float32)
-        pairs = x[..., :n_pairs] + 1j * x[..., n_pairs : self.n_turned]
-        pairs = pairs * np.exp(1j * angles.astype(np.float64))[:, None] * self.scale
-        out: Array = x.copy()
-        out[..., :n_pairs], out[..., n_pairs : self.n_turned] = pairs.real, pairs.imag
-        return out
-
-    def _stretched(self, theta: NDArray[np.float32], stretch: float) -> NDArray[np.float32]:
-        if self._factor == 1.0 or stretch in (1.0, self._factor):
-            same: NDArray[np.float32] = theta / np.float32(stretch)
-            return same
-        # between: YaRN mixes the stretched angle with the other
-        mix = np.float32(1.0) - np.float32((1.0 - 1.0 / stretch) / (1.0 - 1.0 / self._factor))
-        product = (theta * mix).astype(np.float64)  # one rounding, as CPUs with FMA do it
-        stretched = (theta / np.float32(self._factor)).astype(np.float64)
-        mixed = stretched * float(np.float32(1.0) - mix) + product
-        out: NDArray[np.float32] = mixed.astype(np.float32)
-        return out
 
 
 def gelu_of_a_table(x: Array) -> Array:
@@ -70,12 +30,11 @@ def gelu_of_a_table(x: Array) -> Array:
     return out
 
 
-def rounding_reference(path: Path, target: Path | None = None) -> Reference:
-    reference = Reference(path, target)
-    reference.rope = Float32Rope(TensorFile(path), reference._head_size)
-    if reference._activation is gelu:
-        reference._activation = gelu_of_a_table
-    return reference
+class Rounding(Reference):
+    """With the angles of the engine's kernels, and its GELU."""
+
+    rope_kind = Float32Rope
+    _gelu = staticmethod(gelu_of_a_table)
 
 
 F32 = {"type_k": "f32", "type_v": "f32"}
@@ -112,20 +71,6 @@ def reference_block(draft: Reference, ids: list[int], position: int) -> Said:
     return Said(logits, [int(i) for i in logits.argmax(-1)], softmax(logits).max(-1), None, None)
 
 
-def reference_of(path: Path, target: str | None) -> Reference:
-    """The reference, with a tiny target's tensors for those that the draft lacks."""
-    return rounding_reference(path, None if target is None else model_path(target))
-
-
-def apart(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """The largest difference; the same numbers must be finite."""
-    assert a.shape == b.shape
-    assert np.array_equal(np.isfinite(a), np.isfinite(b))
-    there = np.isfinite(b)
-    assert there.any()
-    return float(np.abs(a[there] - b[there]).max())
-
-
 def check_block(got: Guessed, expected: Said) -> None:
     assert got.ids == expected.ids
     assert np.abs(np.array(got.probabilities) - expected.probabilities).max() < TOLERANCE
@@ -158,7 +103,7 @@ def worst_difference(
     If is_rough, nothing else is compared.
     """
     path = model_path("dflash", seed=7, **options)
-    reference = reference_of(path, target)
+    reference = Rounding(path, model_path(target))
     rng, worst = np.random.default_rng(5), 0.0
     with Bench(path, target, **{**F32, **params}) as bench:
         most = bench.block.max_draft
@@ -350,7 +295,7 @@ def test_combinations() -> None:
 def test_a_walk_may_take_another_way() -> None:
     """Each candidate of the previous slot leads to scores of its own."""
     path = model_path("dflash", seed=7, **KINDS["dflash2"])
-    reference = reference_of(path, None)
+    reference = Rounding(path)
     rows = np.random.default_rng(5).standard_normal((9, reference.n_features), dtype=np.float32)
     reference.inject(rows, range(9))
     with Bench(path, **F32) as bench:

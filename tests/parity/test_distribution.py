@@ -177,70 +177,45 @@ def test_draws_have_the_distribution_of_the_chain(context: Context, chain: str, 
         assert n_accepted > 1000, "drafted tokens must be among the draws"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if kind != "none"])
-@pytest.mark.parametrize("chain", CHAINS)
-def test_a_seed_gives_the_same_draws_with_any_draft(
-    context: Context, chain: str, kind: str
-) -> None:
-    plain, _ = draw(context, NoDrafter(), params_of(chain, seed=99), 400)
-    drafted, _ = draw(context, DRAFTERS[kind](), params_of(chain, seed=99), 400)
-    other, _ = draw(context, DRAFTERS[kind](), params_of(chain, seed=98), 400)
-    assert drafted == plain != other
+class Biased(StepSampler):
+    """A rule that is wrong: `choose` gets the sampler's token, and may draw again."""
 
-
-class Credulous(StepSampler):
-    """A biased rule: takes what was drafted as it stands, with some probability."""
-
-    def __init__(self, inner: Sampler, drafted: int, p_take: float) -> None:
-        self.inner, self.drafted, self.p_take = inner, drafted, p_take
-        self._random = random.Random(2)
+    def __init__(self, inner: Sampler, choose: Callable[[int, Callable[[], int]], int]) -> None:
+        self.inner, self.choose = inner, choose
 
     def sample(self, context: Context, i: int) -> int:
-        token = self.inner.sample(context, i)
-        return self.drafted if self._random.random() < self.p_take else token
+        return self.choose(
+            self.inner.sample(context, i), lambda: int(self.inner.sample(context, i))
+        )
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         self.inner.accept(token, generated=generated)
+
+
+DRAFTED = CONSTANT_TOKENS[0]
+
+
+def takes(p: float) -> Callable[[int, Callable[[], int]], int]:
+    """A rule that takes what was drafted as it stands, with some probability."""
+    coin = random.Random(2)
+    return lambda token, _: DRAFTED if coin.random() < p else token
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("p_take", "n"), [(1.0, 3000), (0.2, 5000), (0.05, N_DRAWS)])
-def test_a_rule_that_favours_the_draft_is_caught(context: Context, p_take: float, n: int) -> None:
-    drafted = CONSTANT_TOKENS[0]
-    tokens, _ = draw(
-        context,
-        DRAFTERS["good"](),
-        params_of("temperature-1"),
-        n,
-        wrap=lambda sampler: Credulous(sampler, drafted, p_take),
-    )
-    statistic, limit = chi_square(counts_of(tokens), default_probabilities())
-    assert statistic > limit
-
-
-class Redrawing(StepSampler):
-    """Another one: after a rejection it draws anew, which favours tokens that are not drafted."""
-
-    def __init__(self, inner: Sampler, drafted: int) -> None:
-        self.inner, self.drafted = inner, drafted
-
-    def sample(self, context: Context, i: int) -> int:
-        """The inner one's; unless it is the drafted token, a second draw."""
-        token = self.inner.sample(context, i)
-        return token if token == self.drafted else self.inner.sample(context, i)
-
-    def accept(self, token: int, *, generated: bool = True) -> None:
-        self.inner.accept(token, generated=generated)
-
-
-def test_a_rule_that_draws_twice_is_caught(context: Context) -> None:
-    drafted = CONSTANT_TOKENS[0]
-    tokens, _ = draw(
-        context,
-        DRAFTERS["good"](),
-        params_of("temperature-1"),
-        5000,
-        wrap=lambda sampler: Redrawing(sampler, drafted),
-    )
+@pytest.mark.parametrize(
+    ("choose", "n"),
+    [
+        (takes(1.0), 3000),
+        (takes(0.2), 5000),
+        (takes(0.05), N_DRAWS),
+        # After a rejection a second draw favours tokens that are not drafted.
+        (lambda token, again: token if token == DRAFTED else again(), 5000),
+    ],
+)
+def test_a_wrong_rule_is_caught(
+    context: Context, choose: Callable[[int, Callable[[], int]], int], n: int
+) -> None:
+    params = params_of("temperature-1")
+    tokens, _ = draw(context, DRAFTERS["good"](), params, n, lambda one: Biased(one, choose))
     statistic, limit = chi_square(counts_of(tokens), default_probabilities())
     assert statistic > limit

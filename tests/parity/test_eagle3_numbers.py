@@ -15,76 +15,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from numpy.typing import NDArray
 
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import ask, head, target_context
-from tests.models import Eagle3Config, RopeScaling, eagle3_tensors, model_path, write_eagle3
+from tests.models import RopeScaling, model_path
 from tests.oracles import forced_rows, generate, prompt_tokens, sampled, tiny
 from tests.parity.eagle3_reference import Reference
-from tests.parity.tensor_file import Array
+from tests.parity.numpy_model import Float32Rope, apart
 from tests.tiers import release_except
 
 
-def to_bf16(x: Array) -> Array:
-    """Rounds to BF16, to the nearest and at a tie to the even one."""
-    bits = x.astype(np.float32).view(np.uint32)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    rounded: Array = bits.view(np.float32).astype(np.float64)
-    return rounded
+class Rounding(Reference):
+    """With the angles of the engine's kernels."""
+
+    rope_kind = Float32Rope
 
 
-class Float32Angles(Reference):
-    """Angles as the engine's kernels make them: each pair's from the one before, in float32."""
-
-    fused = True
-    """Whether the compiler made one instruction of a product and a sum, as CPUs with FMA allow."""
-
-    def _turn(self, x: Array, position: int) -> Array:
-        n_pairs = len(self.frequencies)
-        base = self.freq_base
-        step = np.power(np.float32(base), np.float32(-1.0 / n_pairs))
-        # What stretches each pair: 1 where there is no scaling.
-        stretch = base ** (-np.arange(n_pairs) / n_pairs) / self.frequencies
-        angles, theta = np.empty(n_pairs, np.float32), np.float32(position)
-        for i in range(n_pairs):
-            angles[i] = self._stretched(theta, float(stretch[i]))
-            theta = np.float32(theta * step)
-        pairs = (x[:, 0::2] + 1j * x[:, 1::2]) * self.rope_scale
-        pairs = pairs * np.exp(1j * angles.astype(np.float64))
-        out: NDArray[np.float64] = np.empty_like(x)
-        out[:, 0::2], out[:, 1::2] = pairs.real, pairs.imag
-        return out
-
-    def _stretched(self, theta: np.float32, stretch: float) -> Any:
-        factor = self.rope_factor
-        if factor == 1.0 or stretch in (1.0, factor):
-            return np.float32(theta / np.float32(stretch))
-        # Between: YaRN mixes the stretched angle with the other.
-        ramp = np.float32((1.0 - 1.0 / stretch) / (1.0 - 1.0 / factor))
-        mix = np.float32(np.float32(1.0) - ramp)
-        rest = np.float32(np.float32(1.0) - mix)
-        stretched, product = np.float32(theta / np.float32(factor)), np.float32(theta * mix)
-        if self.fused:
-            return np.float32(float(stretched) * float(rest) + float(product))
-        return np.float32(np.float32(stretched * rest) + product)
-
-
-class UnfusedAngles(Float32Angles):
-    """The same without FMA."""
-
+class UnfusedRope(Float32Rope):
     fused = False
 
 
-class BF16Activations(Float32Angles):
-    """For files whose matrices are BF16."""
-
-    def _linear(self, name: str, x: Array) -> Array:
-        return super()._linear(name, to_bf16(x))
-
-    def _logits(self, y: Array) -> Array:
-        return super()._logits(to_bf16(y))
+class Unfused(Reference):
+    rope_kind = UnfusedRope
 
 
 Rows = npt.NDArray[np.float32]
@@ -154,13 +107,12 @@ def reference_steps(
     path: Path,
     first: int,
     n_ctx: int,
-    kind: type[Reference] = Float32Angles,
+    kind: type[Reference] = Rounding,
     fed: Steps | None = None,
 ) -> Steps:
     """The reference's side, with its own rows fed back, or those of the other side."""
     reference, out = kind(path, model_path("llama"), n_ctx=n_ctx), Steps([], [])
-    n_features = len(Model(path).target_layers) * tiny("llama").info.n_embd
-    tokens, rows = inputs(first, n_features)
+    tokens, rows = inputs(first, reference.n_features)
     for i, token in enumerate(tokens):
         own = i >= N_FEATURES
         row = (fed or out).rows[i - 1] if own else rows[i]
@@ -174,7 +126,7 @@ def differences(
     options: dict[str, Any],
     first: int = 0,
     n_ctx: int = 64,
-    kind: type[Reference] = Float32Angles,
+    kind: type[Reference] = Rounding,
     *,
     is_chained: bool = True,
 ) -> list[float]:
@@ -186,12 +138,6 @@ def differences(
     path = head_path(options)
     ours = engine_steps(path, first, n_ctx, **F32)
     theirs = reference_steps(path, first, n_ctx, kind, None if is_chained else ours)
-
-    def apart(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-        assert np.array_equal(np.isfinite(a), np.isfinite(b))
-        there = np.isfinite(b)
-        assert there.any()
-        return float(np.abs(a[there] - b[there]).max())
 
     return [
         max(apart(logits, its_logits), apart(row, its_row))
@@ -248,23 +194,6 @@ def test_variants(name: str) -> None:
     assert max(differences(VARIANTS[name], kind=Reference, is_chained=is_chained)) < 1e-4
 
 
-# The target here is F32: a borrowed output's rows are not rounded. And in three random layers an
-# activation that rounds the other way is felt by the steps that attend to it.
-BF16_VARIANTS = VARIANTS.keys() - {
-    "shared output", "shared both", "three draft layers", "four draft layers",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", sorted(BF16_VARIANTS))
-def test_bf16_weights(name: str) -> None:
-    options = {**VARIANTS[name], "weight_type": "bf16"}
-    # Fed the same rows: how a processor adds up decides now and then to which side an activation is
-    # rounded, and a chain carries that on. A mistake would be in every step.
-    found = sorted(differences(options, kind=BF16Activations, is_chained=False))
-    assert found[-1] < 0.1
-    assert found[-3] < 1e-4
-
-
 def combinations() -> list[dict[str, Any]]:
     flags = ("norm_before_residual", "norm_output", "output_gate", "qk_norm")
     out: list[dict[str, Any]] = []
@@ -305,7 +234,7 @@ ROPES = {
 def test_rope(name: str, first: int) -> None:
     options = {"rope": ROPES[name], "head_dim": 32}
     for n_ctx in (64, 1024):  # longrope chooses its factors by it
-        kinds = (Float32Angles, UnfusedAngles) if name == "yarn" else (Float32Angles,)
+        kinds = (Rounding, Unfused) if name == "yarn" else (Rounding,)
         assert min(max(differences(options, first, n_ctx, kind)) for kind in kinds) < 1e-4
         # Against exact angles: what float32 leaves of them at that position.
         assert max(differences(options, first, n_ctx, Reference)) < 1e-4 + 1e-5 * first
@@ -342,62 +271,6 @@ def test_logits_behind_a_call_that_wanted_none() -> None:
             found.append(np.stack([head.logits(i).copy() for i in range(4)]))
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
-
-
-def hand_made(path: Path, *, output_gate: bool) -> Reference:
-    """Four query heads over two K/V heads of size 2, without rotation; the FFN adds nothing.
-
-    The row's half of the attention input is the row itself for one-hot rows.
-    """
-    cfg = Eagle3Config(
-        n_embd=8, rope=RopeScaling("llama3"), attn_bias=True, output_gate=output_gate
-    )
-    tensors = eagle3_tensors(cfg)
-    for name, array in tensors.items():
-        if name.startswith("blk.0.") and not name.endswith("norm.weight"):
-            array[:] = 0.0
-    tensors["blk.0.attn_norm_2.weight"][:] = np.sqrt(1 / 8 + cfg.norm_eps)
-    tensors["rope_freqs.weight"][:] = 1e30
-    tensors["blk.0.attn_output.weight"][:] = np.eye(8)
-    # only query head 0 and K/V head 0 tell positions apart: their score is ln 3 for row 0
-    tensors["blk.0.attn_q.bias"][0] = np.sqrt(2)
-    tensors["blk.0.attn_k.weight"][0, 8 + 0] = np.log(3)
-    tensors["blk.0.attn_v.weight"][:, 8 + 0] = [1, 2, 3, 4]
-    tensors["blk.0.attn_v.weight"][:, 8 + 1] = [5, 6, 7, 8]
-    if output_gate:
-        # per head two query rows, then two gate rows: factors 1/2, but 3/4 for the last number
-        tensors["blk.0.attn_q.bias"][4 * 3 + 3] = np.log(3)
-    return Reference(write_eagle3(path, cfg, tensors))
-
-
-@pytest.mark.parametrize("output_gate", [False, True])
-def test_heads_by_hand(tmp_path: Path, output_gate: bool) -> None:
-    reference = hand_made(tmp_path / "head.gguf", output_gate=output_gate)
-    rows = np.eye(8)
-    _, first = reference.step(65, rows[0], 0, own=True)
-    _, second = reference.step(66, rows[1], 1, own=True)
-    # alone, each K/V head's value goes to two neighbouring query heads; then head 0 takes
-    # 3/4 of position 0, the others halves
-    mixed_first = np.array([1, 2, 1, 2, 3, 4, 3, 4], dtype=float)
-    mixed_second = np.array([2, 3, 3, 4, 5, 6, 5, 6], dtype=float)
-    factors = np.array([0.5] * 7 + [0.75]) if output_gate else np.ones(8)
-    np.testing.assert_allclose(first, mixed_first * factors + rows[0], atol=1e-6)
-    np.testing.assert_allclose(second, mixed_second * factors + rows[1], atol=1e-6)
-
-
-def test_yarn_and_llama3_frequencies() -> None:
-    """Head size 16, base 10^4, original context 256, factor 8: pairs 0..7 by hand."""
-    plain = 10.0 ** (-np.arange(8) / 2)
-    # 32 rotations in 256 positions: pair 0.21; 1 rotation: pair 3.22; ramp over 0..4
-    kept = np.array([1, 0.75, 0.5, 0.25, 0, 0, 0, 0])
-    yarn = Reference(model_path("eagle3", rope=RopeScaling("yarn")))
-    np.testing.assert_allclose(yarn.frequencies, plain * kept + plain / 8 * (1 - kept))
-    assert yarn.rope_scale == pytest.approx(1.2079441541679836)
-    # wavelengths 6.28, 19.9, 62.8 are below 256 / 4, 628 and more above 256; 198.7 lies between
-    smooth = (256 / 198.691765 - 1) / 3
-    factors = np.array([1, 1, 1, 1 / ((1 - smooth) / 8 + smooth), 8, 8, 8, 8])
-    llama3 = Reference(model_path("eagle3", rope=RopeScaling("llama3")))
-    np.testing.assert_allclose(llama3.frequencies, plain / factors, rtol=1e-6)
 
 
 # ---- drafts along a text

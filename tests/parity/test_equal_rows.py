@@ -181,8 +181,7 @@ def test_types_on_smollm2(kind: str, tmp_path: Path) -> None:
 N = 300
 # Sizes in turns: what a pace gives, and what is left of a prompt.
 CUTS = ((32,), (64,), (96, 32, 160), (256, 32), (32, 7, 64))
-KINDS = ("llama", "gemma3", "qwen35", "mamba2")
-MORE_KINDS = ("qwen3", "qwen3moe", "gpt-oss", "lfm2", "rwkv7")
+KINDS = ("llama", "gemma3", "gpt-oss", "qwen3moe", "qwen35", "lfm2", "mamba2", "rwkv7")
 TYPES = ("Q8_0", "Q4_K_M", "Q6_K", "Q4_0", "Q4_1", "IQ4_NL", "F16", "Q2_K")
 
 
@@ -214,15 +213,10 @@ def check(
             assert found == memory, cuts
 
 
+@pytest.mark.parametrize("n_threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_of_a_prompt(kind: str) -> None:
-    check(model_path(kind), prompt_tokens(N, seed=1), CUTS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", MORE_KINDS)
-def test_parts_of_a_prompt_on_two_threads(kind: str) -> None:
-    check(model_path(kind), prompt_tokens(N, seed=1), CUTS, 2)
+def test_parts_of_a_prompt(kind: str, n_threads: int) -> None:
+    check(model_path(kind), prompt_tokens(N, seed=1), CUTS, n_threads)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from tests.oracles import (
     tiny,
     tiny_context,
 )
-from tests.scripted import Interrupting, Pattern, Perfect
+from tests.scripted import Interrupting, Perfect, ScriptedDrafter
 from tests.tiers import release_except
 
 ARCHS = ("llama", "gemma3", "qwen35", "lfm2")
@@ -47,7 +47,7 @@ def check_next_requests(
     assert seq.n_decoded <= len(seq.tokens)
     text = list(seq.tokens)
     drafter = loop.drafter._drafter
-    assert isinstance(drafter, (Perfect, Pattern, Interrupting))
+    assert isinstance(drafter, ScriptedDrafter)
     prompts = other_prompts(text)
     for prompt in prompts[first:] + prompts[:first]:
         with tiny_context(context.model) as fresh:
@@ -80,42 +80,6 @@ class InterruptingSampler(StepSampler):
         self._called("accept")
 
 
-def reference_of(context: Context) -> list[int]:
-    return run_once(context, None, PROMPT, N_TOKENS, PARAMS).text
-
-
-@pytest.mark.parametrize("first", release_except(range(4), (1,)))
-@pytest.mark.parametrize("where", ["read", "propose", "commit"])
-@pytest.mark.parametrize("at", [1, 2, 4])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_an_interrupt_in_the_drafter(arch: str, at: int, where: str, first: int) -> None:
-    """The prompt is read in three parts, and "read" is in the second or third one."""
-    at = at // 2 + 1 if where == "read" else at
-    with tiny_context(tiny(arch), n_ubatch=16) as context:
-        drafter = Interrupting(reference_of(context), where, at)
-        context.memory.clear()
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        with pytest.raises(KeyboardInterrupt):
-            generate(loop, seq, PROMPT, N_TOKENS, PARAMS)
-        assert where == "read" or seq.tokens == drafter.reference[: len(seq.tokens)]
-        check_next_requests(context, loop, seq, first)
-
-
-@pytest.mark.parametrize("where", ["sample", "accept"])
-@pytest.mark.parametrize("at", [1, 2, 3, 7])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_an_interrupt_in_the_sampler(arch: str, at: int, where: str) -> None:
-    with tiny_context(tiny(arch)) as context:
-        drafter = Perfect(reference_of(context))
-        context.memory.clear()
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        loop.prefill(seq, PROMPT)
-        with pytest.raises(KeyboardInterrupt):
-            for _ in loop.generate(seq, InterruptingSampler(context, where, at), N_TOKENS):
-                pass
-        check_next_requests(context, loop, seq)
-
-
 @contextmanager
 def failing_decode(context: Context, at: int, *, before: bool) -> Iterator[None]:
     """Lets the at-th decode from here raise, before or after it has done its work."""
@@ -138,15 +102,54 @@ def failing_decode(context: Context, at: int, *, before: bool) -> Iterator[None]
         context.decode = decode  # type: ignore[method-assign]
 
 
+def reference_of(context: Context) -> list[int]:
+    return run_once(context, None, PROMPT, N_TOKENS, PARAMS).text
+
+
+def fresh_loop(context: Context, drafter: ScriptedDrafter) -> tuple[SpeculativeLoop, SequenceState]:
+    context.memory.clear()
+    return SpeculativeLoop(context, drafter), SequenceState()
+
+
+each_arch = pytest.mark.parametrize("arch", ARCHS)
+
+
+@pytest.mark.parametrize("first", release_except(range(4), (1,)))
+@pytest.mark.parametrize("where", ["read", "propose", "commit"])
+@pytest.mark.parametrize("at", [1, 2, 4])
+@each_arch
+def test_an_interrupt_in_the_drafter(arch: str, at: int, where: str, first: int) -> None:
+    """The prompt is read in three parts, and "read" is in the second or third one."""
+    at = at // 2 + 1 if where == "read" else at
+    with tiny_context(tiny(arch), n_ubatch=16) as context:
+        drafter = Interrupting(reference_of(context), where, at)
+        loop, seq = fresh_loop(context, drafter)
+        with pytest.raises(KeyboardInterrupt):
+            generate(loop, seq, PROMPT, N_TOKENS, PARAMS)
+        assert where == "read" or seq.tokens == drafter.reference[: len(seq.tokens)]
+        check_next_requests(context, loop, seq, first)
+
+
+@pytest.mark.parametrize("where", ["sample", "accept"])
+@pytest.mark.parametrize("at", [1, 2, 7])
+@each_arch
+def test_an_interrupt_in_the_sampler(arch: str, at: int, where: str) -> None:
+    with tiny_context(tiny(arch)) as context:
+        loop, seq = fresh_loop(context, Perfect(reference_of(context)))
+        loop.prefill(seq, PROMPT)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in loop.generate(seq, InterruptingSampler(context, where, at), N_TOKENS):
+                pass
+        check_next_requests(context, loop, seq)
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 4])
-@pytest.mark.parametrize("arch", ARCHS)
+@each_arch
 def test_a_failure_in_the_decode(arch: str, at: int, before: bool) -> None:
     """The first two decodes read the prompt; after a decode the whole draft is in the memory."""
     with tiny_context(tiny(arch)) as context:
-        drafter = Perfect(reference_of(context))
-        context.memory.clear()
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        loop, seq = fresh_loop(context, Perfect(reference_of(context)))
         with (
             failing_decode(context, at, before=before),
             pytest.raises((EngineError, KeyboardInterrupt)),
@@ -161,27 +164,3 @@ def test_the_reason_is_that_of_the_request_itself() -> None:
         loop, seq = SpeculativeLoop(context, drafter), SequenceState()
         assert "broken" in str(generate(loop, seq, PROMPT, 1).stats.reason_off)
         assert generate(loop, seq, PROMPT, 1).stats.reason_off is None
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_memory_that_changed_behind_the_loop(arch: str) -> None:
-    """If somebody clears, cuts or fills the memory, the next request does not build on it."""
-
-    def fill(context: Context) -> None:
-        run_once(context, None, prompt_tokens(60, seed=1), 3)
-
-    changes: list[Callable[[Context], object]] = [
-        lambda context: context.memory.clear(),
-        lambda context: context.memory.rollback(0, 30),
-        fill,
-    ]
-    for change in changes:
-        with tiny_context(tiny(arch)) as context:
-            drafter = Perfect(reference_of(context))
-            context.memory.clear()
-            loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-            text = generate(loop, seq, PROMPT, N_TOKENS, PARAMS).text
-            change(context)
-            with tiny_context(context.model) as fresh:
-                drafter.reference = run_once(fresh, None, [*text, 1, 2], 9, PARAMS).text
-            assert generate(loop, seq, [*text, 1, 2], 9, PARAMS).text == drafter.reference

@@ -18,12 +18,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGUFReader
 
-from pyllama_spec.engine import Batch, Context
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests import models
-from tests.oracles import Rows, check_fingerprint, forced_rows, prompt_tokens, tiny, tiny_context
-from tests.parity.numpy_forward import forward
+from tests.oracles import (
+    Rows,
+    check_fingerprint,
+    forced_rows,
+    generate,
+    prompt_tokens,
+    run_once,
+    sampled,
+    tiny,
+    tiny_context,
+)
+from tests.parity.numpy_model import TensorFile, forward
+from tests.scripted import FeatureSpy, Interrupting, Pattern
 from tests.tiers import release_except
 
 # Upstream taps llama, qwen3, qwen3moe, qwen35 and gpt-oss; the others are ours alone.
@@ -43,8 +55,6 @@ MODES: dict[str, tuple[dict[str, Any], float]] = {
     "shared-flash": ({"kv_unified": True, "flash_attn": True}, 0.0),
     "shared": ({"kv_unified": True, "type_k": "f32", "type_v": "f32"}, 1e-5),
 }
-# What the engine multiplies embeddings by; 1 for the others.
-EMBEDDING_SCALE = {"granite": 6.0, "gemma2": 8.0, "gemma3": 8.0}
 
 Place = tuple[int, int]  # sequence, position
 
@@ -155,14 +165,14 @@ def test_rows_agree_with_an_independent_forward_pass(
 ) -> None:
     """They equal a float64 pass written from the published equations, independent of the engine."""
     tokens = prompt_tokens(24, seed=8)
-    expected = forward(models.model_path(arch), tokens)
+    layer_inputs, expected = forward(models.model_path(arch), tokens)
     logits, rows = forced_rows(tiny(arch), tokens, LAYERS, **options)
     for layer in LAYERS:
-        assert relative(rows[layer], expected.layer_inputs[layer]) < limit, f"layer {layer}"
-    assert relative(logits, expected.logits) < limit
+        assert relative(rows[layer], layer_inputs[layer]) < limit, f"layer {layer}"
+    assert relative(logits, expected) < limit
     # The limits tell neighbouring layers and neighbouring tokens apart.
-    assert relative(rows[:-1], expected.layer_inputs[1:]) > 0.1
-    assert relative(rows, np.roll(expected.layer_inputs, 1, axis=1)) > 0.1
+    assert relative(rows[:-1], layer_inputs[1:]) > 0.1
+    assert relative(rows, np.roll(layer_inputs, 1, axis=1)) > 0.1
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -178,13 +188,75 @@ def test_a_marker_in_a_layer_shows_behind_it(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_input_of_layer_0_is_the_scaled_embedding(arch: str) -> None:
-    reader = GGUFReader(models.model_path(arch))
-    table = next(t.data for t in reader.tensors if t.name == "token_embd.weight")
-    expected = np.array(table)[TEXTS[0]] * np.float32(EMBEDDING_SCALE.get(arch, 1.0))
-    np.testing.assert_array_equal(single_rows(arch, 0)[1][0], expected)
+    table = TensorFile(models.model_path(arch)).tensors["token_embd.weight"]
+    scale = {"granite": 6.0, "gemma2": 8.0, "gemma3": 8.0}.get(arch, 1.0)
+    np.testing.assert_array_equal(
+        single_rows(arch, 0)[1][0], (table[TEXTS[0]] * scale).astype(np.float32)
+    )
 
 
-def test_neighbouring_layers_differ() -> None:
-    for arch in ARCHS:
-        rows = single_rows(arch, 0)[1]
-        assert (rows[1:] != rows[:-1]).any(axis=-1).all(), arch
+def test_the_number_of_rows_is_that_of_the_last_batch() -> None:
+    with tiny_context(tiny("qwen2"), target_layers=(2,)) as context:
+        assert context.layer_input(2).shape == (0, 64), "nothing was decoded"
+        at = 0
+        for n in (3, 1, 40, 2):
+            batch = Batch(n)
+            batch.extend(prompt_tokens(n), at, output_last=n > 1)
+            context.decode(batch)
+            assert context.layer_input(2).shape == (n, 64)
+            at += n
+        batch = Batch(1)
+        batch.add(400, at)
+        with pytest.raises(ArgumentError):
+            context.decode(batch)
+        # The refused batch left the rows of the last good one, or none, but no others.
+        assert context.layer_input(2).shape[0] in (0, 2)
+
+
+# ---- the rows that a drafter gets from the loop
+
+
+PROMPT = prompt_tokens(50, seed=31)
+
+
+def check_spy(spy: FeatureSpy, model: Model, text: Sequence[int], layers: Sequence[int]) -> None:
+    """All that is decoded has its row; the pending token has none yet."""
+    rows = spy.rows[0]
+    assert sorted(rows) == list(range(len(text) - 1))
+    got = np.stack([rows[i] for i in range(len(rows))], axis=1)
+    check_fingerprint(got, forced_rows(model, text[:-1], layers)[1])
+
+
+@pytest.mark.parametrize("n_ubatch", [12, 17, 32])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "granite", "qwen35", "lfm2"])
+def test_a_drafter_gets_the_rows_of_its_tokens(arch: str, n_ubatch: int) -> None:
+    """O4 through the loop: prompts in several physical batches, rejections, reused prefixes."""
+    model, params = tiny(arch, output_scale=3.0), sampled(5)
+    with tiny_context(model, n_ubatch=n_ubatch, target_layers=(1, 4, 2)) as context:
+        inner = Pattern([], [3, 0, 8, 1, 2])
+        spy = FeatureSpy(inner, (1, 4, 2))
+        loop, seq = SpeculativeLoop(context, spy), SequenceState()
+        prompt = PROMPT
+        for turn in range(4):
+            with tiny_context(model) as cold:
+                inner.reference = run_once(cold, None, prompt, 20, params).text
+            run = generate(loop, seq, prompt, 20, params)
+            assert run.text == inner.reference
+            assert run.stats.reason_off is None
+            assert run.stats.accepted > 0
+            check_spy(spy, model, run.text, (1, 4, 2))
+            cut = (len(run.text), 60, 51, 30)[turn]
+            prompt = run.text[:cut] + prompt_tokens(4, seed=turn)
+
+
+def test_rows_come_again_after_a_drafter_failed() -> None:
+    model = tiny("llama")
+    text = run_once(tiny_context(model), None, PROMPT, 30).text
+    with tiny_context(model, target_layers=(2,)) as context:
+        inner = Interrupting(text, "commit", 3, lambda: ValueError("broken"))
+        spy = FeatureSpy(inner, (2,))
+        loop, seq = SpeculativeLoop(context, spy, n_draft=3), SequenceState()
+        assert generate(loop, seq, PROMPT, 20).stats.reason_off is not None
+        run = generate(loop, seq, text[:-10], 10)
+        assert (run.text, run.stats.reason_off) == (text, None)
+        check_spy(spy, model, text, (2,))

@@ -5,8 +5,6 @@ A head with advice takes the likeliest token of the mixture, and the text never 
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from pyllama_spec.drafters import (
     DraftRequest,
     Eagle3,
     LookupFirst,
-    NoDrafter,
     PromptLookup,
     SequenceErrors,
     TokenPrior,
@@ -30,13 +27,13 @@ from pyllama_spec.drafters import (
 )
 from pyllama_spec.drafters.draft_memory import Chain
 from pyllama_spec.drafters.row_memory import RowMemory
-from pyllama_spec.engine import Model, SamplerParams
+from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import Says, ask, head, ngram_arrays, ngram_table, target_context
 from tests.models import Eagle3Config, model_path, perm_continuation, perm_next
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
-from tests.oracles import GREEDY, forked, generate, prompt_tokens, sampled, tiny, tiny_context
+from tests.oracles import forked, generate, prompt_tokens, sampled, tiny
 from tests.row_drafts import ROW_DRAFTS
 from tests.scripted import proposed, told
 
@@ -155,7 +152,7 @@ def test_a_copy_needs_no_head(is_named: bool) -> None:
 
 @pytest.mark.parametrize("draft", [None, "none", "prompt-lookup", PromptLookup()])
 def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
-    with pytest.raises(ArgumentError, match="lookup=5"):
+    with pytest.raises(ArgumentError):
         Llama(model_path("llama"), draft=draft, lookup=5)
 
 
@@ -210,29 +207,6 @@ def test_votes_add_up() -> None:
         assert ask(drafter, 0, TEXT, 1, always(Vote(second, 1.0, half))).ids == (first,)
 
 
-def test_advice_is_given_for_a_call_alone() -> None:
-    """The head does not keep its advice, which would keep the head alive."""
-    priors: list[TokenPrior | None] = []
-
-    class Watched(Eagle3):
-        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-            priors.extend(request.prior for request in requests)
-            return super().propose(requests)
-
-    drafter = Watched(model_path("eagle3"))
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), LookupFirst(drafter, 30))
-    generate(loop, SequenceState(), TEXT, 10)
-    assert priors and None not in priors
-    assert len({id(prior) for prior in priors}) == len(priors), "one for each call"
-    head_is = weakref.ref(drafter)
-    gc.disable()
-    try:
-        del drafter, loop
-        assert head_is() is None, "freed at once, with all advice still alive"
-    finally:
-        gc.enable()
-
-
 def test_a_prior_hears_what_was_drafted() -> None:
     heard: list[list[int]] = []
 
@@ -262,23 +236,6 @@ def test_the_chain_goes_on_from_the_chosen_token() -> None:
         assert advised.probabilities[1] == chain.choice.p[0]
 
 
-@pytest.mark.parametrize("params", [GREEDY, sampled(3), sampled(5, temperature=1.5)])
-def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
-    """With a table that is often wrong, and short n-grams of the text beside it."""
-    rng = np.random.default_rng(1)
-    says: Says = {(t,): (int(rng.integers(260, 320)), 1.0) for t in range(260, 320)}
-    drafter = LookupFirst(head(output_scale=0.1), 30, ngram_table(says))
-    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
-    prompt = prompt_tokens(12) * 2
-    expected = generate(plain, SequenceState(), prompt, 100, params)
-    assert isinstance(drafter.drafter, Eagle3)
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter.drafter), drafter)
-    run = generate(loop, SequenceState(), prompt, 100, params)
-    assert run.tokens == expected.tokens
-    assert run.stats.drafted > 100
-    assert not loop.drafter.failures
-
-
 def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head gets rows without information, so every accepted token is from the table."""
     monkeypatch.setattr(lookup_first, "_TABLE_WEIGHT", 100.0)
@@ -295,10 +252,7 @@ def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_followed_in_the_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """After two to four repeated tokens, the text's own advice outweighs every head."""
     monkeypatch.setattr(lookup_first, "_TEXT_WEIGHTS", {2: 100.0, 3: 100.0, 4: 100.0})
-    following = perm_next()
-    text = [7]
-    while len(text) < 40:
-        text.append(int(following[text[-1]]))
+    text = [7, *perm_continuation(7, 39, perm_next())]
     blind = ROW_DRAFTS["eagle3"].faulty("Permuted")
     loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 39))
     run = generate(loop, SequenceState(), [*text, 200, 7], 26)
@@ -331,10 +285,6 @@ def test_a_file_brings_its_table(tmp_path: Path) -> None:
         last = tokens[-1]
         # A head that is sure of nothing goes along with a table that is.
         assert proposed(drafter, tokens, 4) == [last ^ 1, last, last ^ 1, last]
-    with Llama(
-        model_path("llama"), draft=path, lookup=0, controller="fixed", n_threads=1, verbose=False
-    ) as llm:
-        assert isinstance(llm._runtime.round.drafter._drafter, Eagle3)
 
 
 def test_a_file_that_is_cut_off_after_it_was_loaded(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ after the final norm it gives the logits by the output matrix.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from pyllama_spec.drafters import Committed, DraftRequest, Mtp
@@ -63,45 +64,6 @@ def test_logits_of_a_chain(arch: str, first: int) -> None:
                 at = 0
 
 
-@pytest.mark.parametrize("first", [0, 4096, 40960])
-@pytest.mark.parametrize("arch", release_except(SEVERAL, ("step35",)))
-def test_logits_of_eight_heads_in_turn(arch: str, first: int) -> None:
-    """Each has its own lane, after the guesses of earlier heads; fed in one or two calls."""
-    options = {**OPTIONS, "n_heads": N_STEPS}
-    model, rng = with_head(arch, **options), np.random.default_rng(3)
-    n_row = model.info.n_embd_out
-    tokens = [int(i) for i in rng.integers(0, model.info.n_vocab, N_PAIRS)]
-    rows = rng.standard_normal((N_PAIRS, n_row)).astype(np.float32)
-    heads = load_all(model_path(arch, **options))
-    wanted, drafted, own = chain_of_heads(heads, tokens, rows.astype(np.float64), first)
-    guessed: list[np.ndarray] = []
-    with (
-        mtp_context(model, Mtp()) as target,
-        Context(
-            model, target=target, n_ctx=64 * N_STEPS, n_seq_max=N_STEPS, n_batch=64, n_ubatch=64,
-            n_threads=1, is_head=True, is_window=True, type_k="f32", type_v="f32",
-        ) as context,
-    ):  # fmt: skip
-        batch = Batch(64, n_row=n_row)
-        for head in range(N_STEPS):
-            batch.clear()
-            batch.head = head
-            batch.extend(tokens, first, head, rows=[rows], output_last=head == 0)
-            if head % 2:
-                context.decode(batch)
-                batch.clear()
-            for i in range(head):
-                is_last = i == head - 1
-                batch.add(drafted[i], first + N_PAIRS + i, head, output=is_last, row=guessed[i])
-            context.decode(batch)
-            at = batch.n_tokens - 1
-            np.testing.assert_allclose(context.logits(at), wanted[head], rtol=0, atol=1e-4)
-            ids, _, row = context.draft_candidates(at)
-            assert ids[0] == drafted[head]
-            np.testing.assert_allclose(row, own[head], rtol=0, atol=1e-4)
-            guessed.append(row.copy())
-
-
 @pytest.mark.parametrize("arch", release_except(SEVERAL, ("mimo2", "hy_v3")))
 @pytest.mark.parametrize("size", [N_PAIRS, 9])
 def test_drafts_of_several_heads(arch: str, size: int) -> None:
@@ -133,63 +95,53 @@ def test_drafts_of_several_heads(arch: str, size: int) -> None:
     drafter.close()
 
 
-@pytest.mark.parametrize("arch", sorted(STREAMS))
-def test_the_streams_that_a_head_reads(arch: str) -> None:
-    """The model's last mixer turns them into the logits."""
-    model, path = with_head(arch, **OPTIONS), model_path(arch, **OPTIONS)
-    tokens = list(range(40, 60))
-    with mtp_context(model, Mtp(), target_layers=(HEAD_ROWS,)) as context:
+Rows = npt.NDArray[np.float64]
+
+
+def decoded(
+    arch: str, n_tokens: int = 20, layers: tuple[int, ...] = (HEAD_ROWS,)
+) -> tuple[Rows, list[Rows]]:
+    """The target's logits of a text, and the inputs of these layers."""
+    tokens = np.random.default_rng(n_tokens).integers(0, 256, n_tokens).tolist()
+    with mtp_context(with_head(arch, **OPTIONS), Mtp(), target_layers=layers) as context:
         batch = Batch(64)
         batch.extend(tokens, 0, output_all=True)
         context.decode(batch)
-        rows, head = context.layer_input(HEAD_ROWS).astype(np.float64), load(path)
-        eps = head.keys["attention.layer_norm_rms_epsilon"]
-        for i, row in enumerate(rows):
-            if arch == "qwen4exp":
-                mixed, _ = mix(head.tensors, "output_hc_", row.reshape(4, -1), eps)
-            else:
-                mixed = last_mix(head, row.reshape(4, -1))
-                mixed = head.norm(mixed, head.tensors["output_norm.weight"])
-            logits = head.tensors["output.weight"] @ mixed
-            np.testing.assert_allclose(context.logits(i), logits, rtol=0, atol=1e-4)
+        logits = np.array([context.logits(i) for i in range(n_tokens)], np.float64)
+        return logits, [context.layer_input(layer).astype(np.float64) for layer in layers]
+
+
+@pytest.mark.parametrize("arch", sorted(STREAMS))
+def test_the_streams_that_a_head_reads(arch: str) -> None:
+    """The model's last mixer turns them into the logits."""
+    logits, (rows,) = decoded(arch)
+    head = load(model_path(arch, **OPTIONS))
+    eps = head.keys["attention.layer_norm_rms_epsilon"]
+    for row, expected in zip(rows, logits, strict=True):
+        if arch == "qwen4exp":
+            mixed, _ = mix(head.tensors, "output_hc_", row.reshape(4, -1), eps)
+        else:
+            mixed = last_mix(head, row.reshape(4, -1))
+            mixed = head.norm(mixed, head.tensors["output_norm.weight"])
+        found = head.tensors["output.weight"] @ mixed
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("arch", release_except(WITH_ONE_STREAM, ("qwen35", "nemotron_h_moe")))
 def test_the_row_that_a_head_reads(arch: str) -> None:
-    model, path = with_head(arch, **OPTIONS), model_path(arch, **OPTIONS)
-    tokens = list(range(40, 60))
-    layers: tuple[int, ...] = (HEAD_ROWS,)
-    if arch not in MEANS_OF_STREAMS:
-        layers = (HEAD_ROWS, model.info.n_layer)
-    with mtp_context(model, Mtp(), target_layers=layers) as context:
-        batch = Batch(64)
-        batch.extend(tokens, 0, output_all=True)
-        context.decode(batch)
-        rows = normed = context.layer_input(HEAD_ROWS).astype(np.float64)
-        logits = np.array([context.logits(i) for i in range(len(tokens))])
-        head = load(path)
-        if arch not in MEANS_OF_STREAMS:
-            before = context.layer_input(layers[1]).astype(np.float64)
-            normed = head.norm(before, head.tensors["output_norm.weight"])
-            wanted = normed if arch in READS_NORMED else before
-            np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-4)
-        np.testing.assert_allclose(
-            normed @ head.tensors["output.weight"].T * head.keys.get("logit_scale", 1.0),
-            logits,
-            rtol=0,
-            atol=1e-4,
-        )
+    n_layer = with_head(arch, **OPTIONS).info.n_layer
+    is_mean = arch in MEANS_OF_STREAMS
+    logits, (rows, *before) = decoded(arch, layers=(HEAD_ROWS, *(() if is_mean else (n_layer,))))
+    head, normed = load(model_path(arch, **OPTIONS)), rows
+    if before:
+        normed = head.norm(before[0], head.tensors["output_norm.weight"])
+        wanted = normed if arch in READS_NORMED else before[0]
+        np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-4)
+    found = normed @ head.tensors["output.weight"].T * head.keys.get("logit_scale", 1.0)
+    np.testing.assert_allclose(found, logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 @pytest.mark.parametrize("n_tokens", release_except((1, 31, 33, 64), (33, 64)))
 def test_logits_of_the_target_do_not_depend_on_the_rows(arch: str, n_tokens: int) -> None:
-    model, rows = with_head(arch, n_heads=1), []
-    tokens = [int(i) for i in np.random.default_rng(n_tokens).integers(0, 256, n_tokens)]
-    for layers in ((), (HEAD_ROWS,)):
-        with mtp_context(model, Mtp(), target_layers=layers) as context:
-            batch = Batch(64)
-            batch.extend(tokens, 0, output_last=True)
-            context.decode(batch)
-            rows.append(context.logits(n_tokens - 1).copy())
-    np.testing.assert_array_equal(rows[0], rows[1])
+    np.testing.assert_array_equal(decoded(arch, n_tokens, ())[0], decoded(arch, n_tokens)[0])

@@ -27,7 +27,6 @@ from tests.row_drafts import (
     RowDraft,
     Way,
     check_perfect,
-    each_that_reads_rows,
     marked,
 )
 
@@ -173,16 +172,3 @@ def test_each_path_of_one_that_is_always_paused(
     monkeypatch.setattr(row_memory, "_KEEP_WAITING", 2)
     kind = ROW_DRAFTS[name]
     path(kind, kind.perm)
-
-
-@each_that_reads_rows
-def test_several_heads_are_never_paused(name: str) -> None:
-    """The later heads are used less often, with rows that all of them share."""
-    kind = ROW_DRAFTS[name]
-    drafter = kind.perm()
-    kind.perm_loop(drafter)
-    memory = drafter.memory_or_fail()
-    heads = [memory, *getattr(memory, "later", ())]
-    for head in heads:
-        head._use = 0.0
-        assert head.is_paused == (len(heads) == 1)

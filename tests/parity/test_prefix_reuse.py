@@ -212,27 +212,3 @@ def test_both_ways_on_from_a_fork(arch: str, n_rs_seq: int) -> None:
             want = run_once(cold, None, prompt, 12, GREEDY, keep_rows=True)
             drafter.reference = want.text
             check_same_rows(generate(loop, state, prompt, 12, GREEDY, keep_rows=True), want)
-
-
-@all_states
-def test_save_and_load_with_the_state_of_the_draft(arch: str) -> None:
-    path, draft = model_path(arch, output_scale=3.0), model_path("eagle3")
-    prompt = prompt_tokens(30)
-
-    def text(llm: Llama, prompt: list[int]) -> object:
-        done = llm.create_completion(prompt, max_tokens=16, temperature=0.0)
-        return done["choices"][0]["text"]
-
-    with Llama(str(path), draft=str(draft), n_ctx=256, n_threads=1) as llm:
-        text(llm, prompt)
-        saved = llm.save_state()
-        following = [*saved.tokens, 5, 6]
-        want = text(llm, following)
-        for _ in range(2):
-            text(llm, prompt_tokens(20, seed=8))
-            llm.load_state(saved)
-            context = llm._runtime.context
-            sizes = count_decoded(context)
-            assert text(llm, following) == want
-            # What was pending and what is new, and no token of the text before.
-            assert sizes[0] == len(following) - saved.n_decoded <= 3

@@ -264,13 +264,3 @@ def test_a_longer_text_takes_the_place_of_what_it_begins_with() -> None:
         text = [*served.ask(text), 7]
         served.ask(prompt_tokens(60, seed=90 + i))
     assert len(served.store) == 1 + 3  # the text once, and each of those in between but the last
-
-
-def test_a_sequence_that_was_changed_by_hand_is_no_source() -> None:
-    served = server("llama", 2)
-    served.ask(SYSTEM, place=0)
-    served.context.memory.remove(0, 40)
-    run = served.begin([*SYSTEM, 5], place=1)
-    assert run.n_cached == 0
-    served.finish([run])
-    served.check(run)

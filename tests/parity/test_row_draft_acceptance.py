@@ -3,7 +3,7 @@
 A target's text does not depend on its draft, so only acceptance shows a row of another token. The
 drafts here derive the next tokens from the rows alone: every one is accepted if each row is in its
 place, and none if it is not. This is the contract of every kind in tests/row_drafts.py; for one
-kind alone see test_dflash_acceptance.py and test_mtp_acceptance.py.
+kind alone see test_dflash_paths.py and test_mtp_acceptance.py.
 """
 
 from __future__ import annotations

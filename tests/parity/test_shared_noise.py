@@ -19,22 +19,14 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, NoDrafter, SharedNoise
 from pyllama_spec.drafters.small_model import SmallModel
-from pyllama_spec.engine import Model, Sampler
+from pyllama_spec.engine import Sampler
 from pyllama_spec.engine.sampler import shared_noise
-from pyllama_spec.llama_cpp import LlamaGrammar
-from pyllama_spec.speculative import Controller, Round, SequenceRun, SequenceState, Span
+from pyllama_spec.speculative import Controller, Span
 from tests.models import model_path
-from tests.oracles import tiny, tiny_context
+from tests.oracles import tiny
+from tests.parity import test_rejection_sampling
 from tests.parity.test_distribution import chi_square
-from tests.parity.test_rejection_sampling import (
-    LETTERS,
-    PLAIN,
-    TARGET_ROWS,
-    A,
-    finish,
-    misfit,
-    small,
-)
+from tests.parity.test_rejection_sampling import LETTERS, PLAIN, TARGET_ROWS, A, misfit, small
 
 NOISE = replace(PLAIN, shared_noise=True)
 MASK = (1 << 64) - 1
@@ -54,27 +46,12 @@ def noise_of(seed: int, place: int, token: int) -> float:
     return float(-np.log(-np.log(u)))
 
 
-def start(model: Model, seed: int, seq: SequenceState, n: int = 4) -> SequenceRun:
-    params = replace(NOISE, seed=seed)
-    sampler = Sampler(model, params)
-    return SequenceRun(seq, (A, A), sampler, n, noise=SharedNoise(params, sampler))
-
-
 def texts_of(drafter: Drafter, n: int, n_seqs: int = 1) -> tuple[list[list[int]], float]:
     """A text of each of the seeds 0 .. n - 1, and the share of drafted tokens accepted."""
-    model = tiny("markov", chances=TARGET_ROWS)
-    out: list[list[int]] = []
-    n_drafted = n_accepted = 0
-    with tiny_context(model, n_ctx=64 * n_seqs, n_seq_max=n_seqs) as context:
-        round_ = Round(context, drafter)
-        states = [SequenceState(i) for i in range(n_seqs)]
-        while len(out) < n:
-            runs = [start(model, len(out) + state.seq_id, state) for state in states]
-            out += finish(round_, runs)
-            n_drafted += sum(run.stats.drafted for run in runs)
-            n_accepted += sum(run.stats.accepted for run in runs)
-            assert {run.stats.acceptance for run in runs} == {"noise"}
-    return out[:n], n_accepted / max(n_drafted, 1)
+    texts, n_drafted, n_accepted = test_rejection_sampling.texts_of(
+        drafter, n, NOISE, n_seqs=n_seqs, acceptance="noise"
+    )
+    return texts, n_accepted / max(n_drafted, 1)
 
 
 def test_the_noise_is_the_one_that_is_defined() -> None:
@@ -140,7 +117,7 @@ class OffByOne(SharedNoise):
 
 def test_another_places_noise_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault reduces a perfect draft's acceptance to chance."""
-    monkeypatch.setattr(f"{__name__}.SharedNoise", OffByOne)
+    monkeypatch.setattr(test_rejection_sampling, "SharedNoise", OffByOne)
     _, share = texts_of(SmallModel(model_path("markov", chances=TARGET_ROWS), 3), 200)
     assert share < 0.6
 
@@ -165,12 +142,20 @@ def text_of(found: dict[str, Any]) -> str:
     return str(found["choices"][0]["text"])
 
 
+def _forbid(ids: npt.NDArray[np.int32], row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    out: npt.NDArray[np.float32] = row.copy()
+    out[:150] = -np.inf
+    return out
+
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.4, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     {"repeat_penalty": 1.3, "frequency_penalty": 0.2},
     {"xtc_probability": 0.5, "xtc_threshold": 0.05},
     {"logit_bias": {100: 4.0, 101: -100.0}},
+    {"logits_processor": [_forbid]},
+    {"grammar": 'root ::= ("ab" | "cd" | "ef")+'},
 ]
 
 
@@ -183,39 +168,11 @@ def test_through_llama(options: dict[str, Any]) -> None:
             texts += [text_of(one) for one in answers]
             told = answers[0]["speculation"]
             assert (told["acceptance"], told["why_exact"]) == ("noise", None)
-            # XTC draws numbers of its own, which a draft does not know.
-            if draft == itself and "xtc_probability" not in options:
+            # A draft knows neither these rules nor the numbers that XTC draws.
+            unknown = {"xtc_probability", "grammar", "logits_processor"}
+            if draft == itself and not options.keys() & unknown:
                 assert told["accepted"] >= 0.5 * told["drafted"] > 0
     assert len(set(texts)) == 1
-
-
-def test_a_grammar_and_a_processor_do_not_hinder_it() -> None:
-    grammar = LlamaGrammar.from_string('root ::= ("ab" | "cd" | "ef")+')
-    texts = []
-    for draft in (None, model_path("llama")):
-        with opened(draft) as llm:
-            ruled = answer(llm, grammar=grammar)
-            changed = answer(llm, logits_processor=[_forbid])
-            assert ruled["speculation"]["acceptance"] == "noise"
-            texts.append((text_of(ruled), text_of(changed)))
-    assert texts[0] == texts[1]
-
-
-def _forbid(ids: npt.NDArray[np.int32], row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    out: npt.NDArray[np.float32] = row.copy()
-    out[:150] = -np.inf
-    return out
-
-
-def test_where_nothing_is_drawn_the_text_is_the_exact_one() -> None:
-    with opened(None) as llm:
-        ways: tuple[tuple[dict[str, Any], str], ...] = (
-            ({"temperature": 0.0}, "temperature 0"), ({"mirostat_mode": 2}, "mirostat"),
-        )  # fmt: skip
-        for options, why in ways:
-            both = [answer(llm, acceptance=way, **options) for way in ("exact", "noise")]
-            assert text_of(both[0]) == text_of(both[1])
-            assert why in both[1]["speculation"]["why_exact"]
 
 
 def test_seeds_differ_and_a_copy_continues() -> None:

@@ -168,25 +168,34 @@ def rounds_context(model: Model, n_seqs: int, **overrides: object) -> Context:
     return Context(model, **{**values, **overrides})  # type: ignore[arg-type]
 
 
-NATIVE = tuple(arch for arch in STATES if arch not in STATES_WITHOUT_SNAPSHOTS)
 QUICK = ("qwen35", "mamba2", "rwkv7")
 
 
+@pytest.mark.parametrize("n_rs_seq", [MAX_DRAFT, 0], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("n_seqs", [1, 3, 8])
 @pytest.mark.parametrize("arch", release_except(STATES, QUICK))
-def test_states_after_random_rounds(arch: str, n_seqs: int) -> None:
-    with rounds_context(tiny(arch), n_seqs) as context:
+def test_states_after_random_rounds(arch: str, n_seqs: int, n_rs_seq: int) -> None:
+    """By snapshots, none of which goes to the host, or by copies and replays."""
+    with rounds_context(tiny(arch), n_seqs, n_rs_seq=n_rs_seq) as context:
         rollback = rollback_of(context)
-        kind = ReplayRollback if arch in STATES_WITHOUT_SNAPSHOTS else SnapshotRollback
-        assert type(rollback) is kind
+        is_replay = arch in STATES_WITHOUT_SNAPSHOTS or not n_rs_seq
+        assert type(rollback) is (ReplayRollback if is_replay else SnapshotRollback)
         rounds = RandomRounds(context, rollback, seed=n_seqs)
         rounds.run(200)
         assert rounds.worst == 0.0
         assert rounds.n_rows > 150
-        wanted = {"draft", "no draft", "cancelled", "again", "checkpoint"}
-        if kind is ReplayRollback:
-            wanted -= {"again"}
+        wanted = {"draft", "no draft", "cancelled", "checkpoint"}
+        wanted |= set() if is_replay else {"again"}
         assert wanted <= set(rounds.counts), rounds.counts
+        if not is_replay:
+            context.memory.clear()
+            rollback = SnapshotRollback(context)
+            rollback.n_checkpoints = 0
+            rounds = RandomRounds(context, rollback, seed=2)
+            n_copies = context.memory.n_host_copies
+            rounds.run(100)
+            assert rounds.worst == 0.0
+            assert context.memory.n_host_copies == n_copies
 
 
 def _shape(arch: str, rng: random.Random) -> dict[str, int]:
@@ -215,25 +224,3 @@ def test_states_of_random_shapes(arch: str, draw: int) -> None:
         rounds.run(70)
         assert rounds.worst == 0.0
         assert rounds.n_rows > 40
-
-
-@pytest.mark.parametrize("arch", release_except(STATES, QUICK))
-def test_states_of_a_context_without_snapshots(arch: str) -> None:
-    """The same by copies and replays, if the context has no snapshots."""
-    with rounds_context(tiny(arch), 3, n_rs_seq=0) as context:
-        rollback = rollback_of(context)
-        assert type(rollback) is ReplayRollback
-        rounds = RandomRounds(context, rollback, seed=5)
-        rounds.run(200)
-        assert rounds.worst == 0.0
-
-
-@pytest.mark.parametrize("arch", release_except(NATIVE, QUICK))
-def test_no_state_goes_to_the_host_in_rounds(arch: str) -> None:
-    with rounds_context(tiny(arch), 4) as context:
-        rollback = SnapshotRollback(context)
-        rollback.n_checkpoints = 0
-        rounds = RandomRounds(context, rollback, seed=2)
-        rounds.run(200)
-        assert rounds.worst == 0.0
-        assert context.memory.n_host_copies == 0

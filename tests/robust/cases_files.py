@@ -12,11 +12,10 @@ import numpy as np
 
 from pyllama_spec.engine import Model, quantize
 from pyllama_spec.errors import ArgumentError, EngineError, ModelLoadError, PyllamaSpecError
-from tests.models.eagle3 import Eagle3Config, eagle3_tensors, write_eagle3
 from tests.models.sketch import Sketch
 
 from .harness import CaseList
-from .tools import edited, generate_greedily, opened_file, tiny, with_bytes, with_key, written
+from .tools import edited, generate_greedily, tiny, with_bytes, with_key, written
 
 CASES = CaseList()
 
@@ -126,19 +125,6 @@ def no_permission(folder: Path) -> None:
 
 
 @CASES.add(ModelLoadError)
-def folder_without_permission(folder: Path) -> None:
-    path = written(folder, tiny().read_bytes())
-    folder.chmod(0)
-    if os.geteuid() == 0:
-        os.setuid(_NOBODY)
-    try:
-        Model(path)
-    finally:
-        if os.geteuid() != _NOBODY:
-            folder.chmod(0o755)
-
-
-@CASES.add(ModelLoadError)
 def named_pipe(folder: Path) -> None:
     os.mkfifo(folder / "pipe.gguf")
     Model(folder / "pipe.gguf")
@@ -177,34 +163,6 @@ def hybrid_without_attention(folder: Path) -> None:
             del sketch.tensors[name]
 
     generate_greedily(edited(folder, one_layer, "qwen35"))
-
-
-@CASES.add(PyllamaSpecError)
-def eagle3_without_its_target(folder: Path) -> None:
-    opened_file(_eagle3(folder, ("token_embd.weight",)))
-
-
-@CASES.add(ModelLoadError)
-def eagle3_without_tensors(folder: Path) -> None:
-    Model(_eagle3(folder, ("fc.weight",)))
-
-
-def _eagle3(folder: Path, leave_out: tuple[str, ...]) -> Path:
-    """An EAGLE-3 draft for the small llama, complete but for some tensors."""
-    cfg = Eagle3Config(target_layers=(0, 1, 2))
-    tensors = {name: array for name, array in eagle3_tensors(cfg).items() if name not in leave_out}
-    return write_eagle3(folder / "eagle3.gguf", cfg, tensors)
-
-
-def _load(**options: Any) -> Callable[[Path], object]:
-    return lambda _: Model(tiny(), **options)
-
-
-CASES.values(
-    "load", _load, ArgumentError, n_gpu_layers=["all", 2**40], split_mode="diagonal",
-    tensor_split=[["x"], (1.0,) * 999], use_mmap="yes",
-)  # fmt: skip
-CASES.calls("load", ArgumentError, {"path": lambda _: Model(None)})  # type: ignore[arg-type]
 
 
 def _quantize(source: Path | None, target: Path, kind: str = "Q8_0", **options: Any) -> None:
@@ -250,7 +208,5 @@ CASES.calls(
     {
         "to_itself": _quantize_to_itself,
         "bad_type": lambda f: _quantize(None, f / "o", "Q3_X"),
-        "many_threads": lambda f: _quantize(None, f / "o", n_threads=10**6),
-        "path_none": lambda f: quantize(None, f / "o", "F16"),  # type: ignore[arg-type]
     },
 )  # fmt: skip

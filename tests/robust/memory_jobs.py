@@ -13,7 +13,6 @@ import json
 import random
 import resource
 import sys
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,19 +99,6 @@ def requests_on_llama(n_times: int) -> list[int]:
     return figures
 
 
-def large_vocabulary(n_ctx: int, n_vocab: int, n_draft: int) -> dict[str, int]:
-    """Python's allocations while one answer is generated at full size."""
-    path = tiny(n_vocab=n_vocab, n_ctx_train=n_ctx)
-    model = Llama(path, n_ctx=n_ctx, n_threads=1, draft="prompt-lookup", n_draft=n_draft)
-    model.create_completion("abab" * 4, max_tokens=4, temperature=0)
-    start = rss()
-    tracemalloc.start()
-    model.create_completion("abab" * 40, max_tokens=32, temperature=0.8, seed=1)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return {"python": peak, "rss": rss() - start}
-
-
 class _Listener(NoDrafter):
     """Wants layer inputs, and keeps none of them."""
 
@@ -129,12 +115,12 @@ class _Listener(NoDrafter):
 def prompts_with_layers() -> dict[str, int]:
     """The growth while prompts are read with layer inputs on.
 
-    A prompt of 8k is read first: the pages of the cache and of the attention's scratch (a ubatch by
+    A prompt of 4k is read first: the pages of the cache and of the attention's scratch (a ubatch by
     all positions) are touched on first use, and are far more than the rows.
     """
     model = Model(tiny())
     context = Context(
-        model, n_ctx=8448, n_batch=512, n_ubatch=512, n_threads=1, target_layers=(1, 2)
+        model, n_ctx=4352, n_batch=512, n_ubatch=512, n_threads=1, target_layers=(1, 2)
     )
     loop = SpeculativeLoop(context, _Listener())
 
@@ -144,8 +130,8 @@ def prompts_with_layers() -> dict[str, int]:
         loop.prefill(SequenceState(), [97 + i % 7 for i in range(n_prompt)])
         return rss() - start
 
-    read(8192)
-    return {"short": read(1024), "long": read(8192), "row": 4 * model.info.n_embd}
+    read(4096)
+    return {"short": read(1024), "long": read(4096), "row": 4 * model.info.n_embd}
 
 
 if __name__ == "__main__":

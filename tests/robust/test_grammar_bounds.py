@@ -27,11 +27,15 @@ def _generate(grammar: str, n: int = 3) -> None:
 
 
 @pytest.mark.parametrize(
-    "grammar", ['root ::= ""', "root ::= ", "root ::= a\na ::= b?\nb ::= a? c\nc ::= "]
-)
+    "grammar",
+    [
+        'root ::= ""', "root ::= ", "root ::= a\na ::= b?\nb ::= a? c\nc ::= ",
+        "root ::= [z-a]", "root ::= x\nx ::= [9-0] x", "root ::= [^\\x00-\\U0010FFFF]",
+    ],
+)  # fmt: skip
 def test_a_grammar_of_nothing_is_refused(grammar: str) -> None:
     with pytest.raises(ArgumentError):
-        _generate(grammar)
+        _generate(grammar, n=1)
 
 
 def test_a_slow_grammar_ends() -> None:
@@ -61,14 +65,6 @@ def test_all_tokens_of_a_grammar_have_one_bound() -> None:
 def test_a_quick_grammar_is_not_used_up() -> None:
     """The budget refills with each token."""
     _generate('root ::= ([a-z] | "0")+', n=200)
-
-
-@pytest.mark.parametrize(
-    "grammar", ["root ::= [z-a]", "root ::= x\nx ::= [9-0] x", "root ::= [^\\x00-\\U0010FFFF]"]
-)
-def test_a_grammar_that_allows_no_token_is_to_blame(grammar: str) -> None:
-    with pytest.raises(ArgumentError):
-        _generate(grammar, n=1)
 
 
 def test_a_grammar_has_its_bound() -> None:

@@ -11,8 +11,6 @@ import numpy as np
 
 from .tools import tiny
 
-MB = 1_000_000
-
 
 def run(job: str, **options: Any) -> Any:
     """Runs a job of memory_jobs.py in a process of its own."""
@@ -45,7 +43,7 @@ FLAT = 2_000
 
 
 def test_open_generate_close_is_flat() -> None:
-    figures = run("open_generate_close", path=str(tiny()), n_times=50)
+    figures = run("open_generate_close", path=str(tiny()), n_times=30)
     assert growth(figures, 10) < FLAT
 
 
@@ -55,17 +53,8 @@ def test_requests_are_flat() -> None:
     assert growth(run("requests_on_llama", n_times=400), 200) < FLAT
 
 
-def test_python_side_of_a_large_vocabulary() -> None:
-    n_vocab, n_draft = 152_000, 8
-    found = run("large_vocabulary", n_ctx=32_768, n_vocab=n_vocab, n_draft=n_draft)
-    limit = (n_draft + 2) * n_vocab * 4 + 16 * MB
-    assert found["python"] < limit
-    # The cache's pages are touched as it fills: 200 tokens of 2 layers are far below a megabyte.
-    assert found["rss"] < limit + MB
-
-
 def test_rows_of_a_long_prompt_are_not_kept() -> None:
     found = run("prompts_with_layers")
-    cache = (8192 - 1024) * 2 * 2 * 32 * 2  # 2 layers, K and V, 32 wide, F16
+    cache = (4096 - 1024) * 2 * 2 * 32 * 2  # 2 layers, K and V, 32 wide, F16
     one_ubatch = 512 * 2 * found["row"]
     assert found["long"] - found["short"] < cache + one_ubatch

@@ -13,7 +13,7 @@ from pyllama_spec import ArgumentError, Llama
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import train_dflash, train_eagle3
 from pyllama_spec.train.run.pipeline import TrainReport
-from tests.parity.tensor_file import TensorFile
+from tests.parity.numpy_model import TensorFile
 from tests.train.tools import perm, quick_block_config, quick_config
 
 

@@ -23,7 +23,7 @@ from pyllama_spec.train.run.objective import acceptance_of, accepted_in_rounds
 from pyllama_spec.train.run.pipeline import TrainReport
 from pyllama_spec.train.run.target_weights import read_weights
 from tests.models import model_path, perm_next
-from tests.parity.tensor_file import TensorFile
+from tests.parity.numpy_model import TensorFile
 from tests.train.tools import Interrupting, perm, quick_config
 
 
