@@ -92,12 +92,12 @@ def test_the_arguments_of_a_chat_have_one_bound() -> None:
         argument_grammar([{"function": {**function, "strict": True}}], asked)
 
 
-def test_the_rules_of_all_properties_are_pruned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    prune = mock.Mock(side_effect=Grammar._drop_barren)
-    monkeypatch.setattr(Grammar, "_drop_barren", lambda self: prune(self))
-    rules = schema_rules({"properties": {f"p{i}": {} for i in range(50)}}, by_property=True)
+def test_the_rules_of_all_properties_are_pruned_once() -> None:
+    prune = Grammar._drop_barren
+    with mock.patch.object(Grammar, "_drop_barren", autospec=True, side_effect=prune) as pruned:
+        rules = schema_rules({"properties": {f"p{i}": {} for i in range(50)}}, by_property=True)
     assert len(rules.properties) == 50
-    assert prune.call_count == 2
+    assert pruned.call_count == 2
 
 
 def test_a_union_of_many_objects_is_told_apart_by_what_it_says() -> None:
