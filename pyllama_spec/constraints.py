@@ -206,7 +206,8 @@ def argument_grammar(tools: Sequence[Mapping[str, Any]], asked: Sequence[Mapping
         tools: the chat's tools.
         asked: what the engine asks for: the rule "argument-N" for the N-th of them.
     """
-    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    names = [tool["function"]["name"].encode(errors="replace").decode() for tool in tools]
+    functions = {name: tool["function"] for name, tool in zip(names, tools, strict=True)}
     schemas = dict[str, tuple[Any, str]]()
     lines = []
     found = dict[Any, Sequence[str]]()

@@ -119,6 +119,15 @@ def test_a_text_of_the_grammar_is_read_back(template: str, n: int) -> None:
     assert n_read or template not in FAMILIES
 
 
+@pytest.mark.parametrize("template", ["Qwen3-Coder", "google-gemma-4-31B-it"])
+def test_a_name_may_have_half_a_character(template: str) -> None:
+    tool = tool_of("enum")
+    tool["function"]["name"] = "f\ud800"
+    model = Model(model_path("llama"), vocab_only=True)
+    with model, closing(ToolChats(model, ChatTemplate(_ALL[template]))) as chats:
+        chats.begin([USER], ToolRequest.read([tool], "required", None, None), {})
+
+
 @pytest.mark.parametrize(
     ("template", "name", "choice", "is_strict", "found"),
     [
