@@ -104,7 +104,7 @@ def argument_rules(
 
     def made(compiler: _Compiler) -> str | None:
         if form == "gemma4":
-            return compiler.text()
+            return compiler.objects()
         if form == "json":
             return compiler.properties(parameter).get(parameter)
         return compiler.plain(parameter, marks, is_typed=form == "typed")
@@ -218,6 +218,13 @@ class _Compiler:
                 f"numbers of over {MAX_DIGITS} digits alone (an integer: {MOST_WHOLE_DIGITS})",
                 remedy="leave more room between its bounds",
             )
+        return text
+
+    def objects(self) -> str | None:
+        """The rules of the objects that fit, whatever else may; None for no object."""
+        node = self.expansion.node([Fits(self._document.root)])
+        self._grammar.put("arguments", self._of_type(node, "object"))
+        (text,) = self._finished(["arguments"])
         return text
 
     def properties(self, only: str | None = None) -> dict[str, str]:
