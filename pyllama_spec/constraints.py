@@ -35,6 +35,9 @@ ws     ::= "\n"? [ \t]{0,20}
 """
 
 
+# Steps of all arguments of a chat that are written outside JSON: half a second of work, and as many
+# rules as leave a grammar within the engine's bound.
+_MOST_STEPS = 100_000
 # A remedy for keywords, in addition to that of their errors.
 _LOOSER = 'or leave "{}" out of the grammar, with a warning: `strict=False` beside the schema'
 
@@ -203,18 +206,26 @@ def argument_grammar(tools: Sequence[Mapping[str, Any]], asked: Sequence[Mapping
         tools: the chat's tools.
         asked: what the engine asks for: the rule "argument-N" for the N-th of them.
     """
-    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-    schemas = dict[str, Any]()
+    names = [tool["function"]["name"].encode(errors="replace").decode() for tool in tools]
+    functions = {name: tool["function"] for name, tool in zip(names, tools, strict=True)}
+    schemas = dict[str, tuple[Any, str]]()
     lines = []
+    found = dict[Any, Sequence[str]]()
+    n_left = _MOST_STEPS
     for i, one in enumerate(asked):
         function = functions[one["tool"]]
         is_strict = function.get("strict") is True
         if one["tool"] not in schemas:
             text = _json(function.get("parameters") or {"type": "object"}, "tools")
             made = _compiled(text, is_strict, _prefix(text), "tools", by_property=True)
-            schemas[one["tool"]] = made.schema
-        wanted = _alone(schemas[one["tool"]], one["parameter"], one["form"])
-        rules, lost = _argument(*wanted, one["form"], tuple(one["without"]))
+            schemas[one["tool"]] = made.schema, json.dumps(made.schema)
+        wanted = _alone(*schemas[one["tool"]], one["parameter"], one["form"])
+        place = (*wanted, one["form"], tuple(one["without"]))
+        if place not in found:
+            *fits, n_steps = _argument(*place, has_room=n_left > 0)
+            n_left -= n_steps
+            found[place] = fits if n_left >= 0 else _argument(*place, has_room=False)[:2]
+        rules, lost = found[place]
         if lost:
             name = f", parameter {one['parameter']}" if one["parameter"] else ""
             problem = f"tool {one['tool']}{name}: the form of the chat template has no {lost}"
@@ -228,41 +239,52 @@ def argument_grammar(tools: Sequence[Mapping[str, Any]], asked: Sequence[Mapping
     return "".join(f"{line}\n" for line in dict.fromkeys(lines))
 
 
-def _alone(schema: Any, parameter: str, form: str) -> tuple[str, str]:
-    """A schema and an argument's name; without what is not about it, so that equal ones share."""
+def _alone(schema: Any, text: str, parameter: str, form: str) -> tuple[str, str]:
+    """A schema's text and an argument's name; of what is about it alone: equal ones share."""
     from pyllama_spec.schema.keywords import KEPT
 
+    if form == "parts":
+        return text, ""
     part = schema.get("properties", {}).get(parameter)
     if form not in ("text", "typed", "json") or not isinstance(part, dict):
-        return json.dumps(schema), parameter
+        return text, parameter
     kept = json.dumps({key: value for key, value in part.items() if key in KEPT})
     if '"$' in kept:
-        return json.dumps(schema), parameter
+        return text, parameter
     return f'{{"properties": {{"": {kept}}}}}', ""
 
 
-@lru_cache(maxsize=1024)
-def _argument(text: str, parameter: str, form: str, marks: tuple[str, ...]) -> tuple[str, str]:
-    """The rules of an argument, and what they cannot keep of its schema."""
-    from pyllama_spec.schema import argument_rules, beside_properties
+@lru_cache(maxsize=256)  # each up to a megabyte, though most are small
+def _argument(
+    text: str, parameter: str, form: str, marks: tuple[str, ...], *, has_room: bool
+) -> tuple[str, str, int]:
+    """The rules of an argument, what they cannot keep of its schema, and the steps they took.
+
+    Without room for more steps they keep nothing.
+    """
+    from pyllama_spec.schema import Budget, argument_rules, beside_properties
 
     schema = json.loads(text)
     if form == "parts":
-        return "", " and ".join(beside_properties(schema))
+        return "", " and ".join(beside_properties(schema)), 1
     if form == "elements":
         parts = schema.get("properties", {}).get(parameter)
-        return "", " and ".join(dict.fromkeys(beside_properties(parts, is_deep=True)))
-    prefix = _prefix(repr((text, parameter, form, marks)))
-    try:
-        rules = argument_rules(schema, prefix, parameter, form, marks)
-        lost = "value that fits its schema"
-    except SchemaError as error:
-        rules, lost = None, f"{error.keyword or 'such schema'}: {error}"
+        return "", " and ".join(dict.fromkeys(beside_properties(parts, is_deep=True))), 1
+    budget = Budget(_MOST_STEPS)
+    rules, lost = None, "such schema: its rules are too many, with the other parameters'"
+    if has_room:
+        try:
+            prefix = _prefix(repr((text, parameter, form, marks)))
+            rules = argument_rules(schema, prefix, parameter, form, marks, budget)
+            lost = "value that fits its schema"
+        except SchemaError as error:
+            lost = f"{error.keyword or 'such schema'}: {error}"
+    n_steps = budget.n_spent + len(text) // 8  # to read it
     if rules is not None:
-        return rules, ""
-    free = {"type": "object", "properties": {parameter: {"type": "string"}}}
-    loose = {"type": "object"} if form == "gemma4" else free
-    return argument_rules(loose, prefix, parameter, form, marks) or "", lost
+        return rules, "", n_steps
+    loose = {"type": "object"} if form == "gemma4" else {"properties": {"": {"type": "string"}}}
+    made = argument_rules(loose, _prefix(repr((form, marks))), "", form, marks, Budget())
+    return made or "", lost, n_steps
 
 
 def _prefix(text: str) -> str:

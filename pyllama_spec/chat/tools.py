@@ -80,6 +80,11 @@ class ToolRequest:
             ]
         place = "functions[{}]" if is_legacy else "tools[{}].function"
         names = [_name(tool, place.format(i)) for i, tool in enumerate(offered)]
+        for i, tool in enumerate(offered):
+            parameters = tool["function"].get("parameters")
+            if not isinstance(parameters, Mapping | None):
+                param = f"{place.format(i)}.parameters"
+                raise ArgumentError(param, parameters, "a JSON schema as an object")
         if reasoning_format not in (None, *REASONING):
             raise ArgumentError(
                 "reasoning_format", reasoning_format, f"one of {', '.join(REASONING)}"

@@ -567,7 +567,8 @@ class OpenModel(Closeable):
         """Restores a saved state; the next request with its prefix does not read that again."""
         if not isinstance(state, LlamaState):
             raise ArgumentError("state", state, "a result of save_state()")
-        if state.checksum != state.computed_checksum():
+        is_data = isinstance(state.memory, bytes) and isinstance(state.drafter, bytes | None)
+        if not is_data or state.checksum != state.computed_checksum():
             raise ArgumentError(
                 "state", problem="is damaged (its checksum differs)", remedy="read the text again"
             )

@@ -9,8 +9,10 @@ from pyllama_spec.schema.compiler import (
     loosened_rules,
     schema_rules,
 )
+from pyllama_spec.schema.limits import Budget
 
 __all__ = [
+    "Budget",
     "Loosened",
     "SchemaError",
     "SchemaRules",

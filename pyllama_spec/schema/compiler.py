@@ -7,7 +7,7 @@ the keyword that is at fault. docs/schemas.md lists what is kept, and where it i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pyllama_spec.errors import SchemaError
@@ -84,7 +84,7 @@ def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) ->
 
 
 def argument_rules(
-    schema: Any, prefix: str, parameter: str, form: str, marks: tuple[str, ...]
+    schema: Any, prefix: str, parameter: str, form: str, marks: tuple[str, ...], budget: Budget
 ) -> str | None:
     """Compiles the rules of an argument that is not, or not only, written in JSON.
 
@@ -95,6 +95,7 @@ def argument_rules(
         form: "text" for strings as they are, "typed" for JSON or else such a string, "json", or
             "gemma4".
         marks: what ends a string, and what else it does not contain.
+        budget: the limit of the work.
 
     Returns:
         The rules, the first of which is the start; None if no value can be written so.
@@ -103,12 +104,12 @@ def argument_rules(
 
     def made(compiler: _Compiler) -> str | None:
         if form == "gemma4":
-            return compiler.text()
+            return compiler.objects()
         if form == "json":
             return compiler.properties(parameter).get(parameter)
         return compiler.plain(parameter, marks, is_typed=form == "typed")
 
-    return _compiled(schema, prefix, Budget(), quotes, made)
+    return _compiled(schema, prefix, budget, quotes, made)
 
 
 def beside_properties(schema: Any, *, is_deep: bool = False) -> list[str]:
@@ -208,7 +209,7 @@ class _Compiler:
 
     def text(self) -> str:
         """The GBNF text of the rules."""
-        text = self._text_of("root", self.expansion.node([Fits(self._document.root)]))
+        (text,) = self._texts_of({"root": self.expansion.node([Fits(self._document.root)])})
         if text is None and self._document.nodes[self._document.root].schema is False:
             raise SchemaError("no JSON value fits the schema: it is false")
         if text is None:
@@ -219,45 +220,52 @@ class _Compiler:
             )
         return text
 
+    def objects(self) -> str | None:
+        """The rules of the objects that fit, whatever else may; None for no object."""
+        node = self.expansion.node([Fits(self._document.root)])
+        self._grammar.put("arguments", self._of_type(node, "object"))
+        (text,) = self._finished(["arguments"])
+        return text
+
     def properties(self, only: str | None = None) -> dict[str, str]:
         """The rules of each property, or of one."""
-        rules = {}
-        for i, (name, node) in enumerate(self._properties().items()):
-            text = None if only not in (None, name) else self._text_of(f"property-{i}", node)
-            if text is not None:
-                rules[name] = text
-        return rules
+        nodes = self._properties(only)
+        made = self._texts_of({f"property-{i}": node for i, node in enumerate(nodes.values())})
+        return {name: text for name, text in zip(nodes, made, strict=True) if text is not None}
 
     def plain(self, name: str, marks: tuple[str, ...], *, is_typed: bool) -> str | None:
         """The rules of a property whose strings are written as they are, before a mark.
 
         `is_typed`: other values may be written too, as JSON.
         """
-        node = self._properties().get(name, ANYTHING)
+        node = self._properties(name).get(name, ANYTHING)
         texts = Texts(self._grammar, Quotes("", marks))
         ways = self._strings(texts, node, [negated(JSON_LIKE)] if is_typed else [])
         for kind in self.expansion.kinds(node) if is_typed else ():
             ways += self._of_type(node, kind) if kind != "string" else []
         self._grammar.put("plain-text", ways)
-        return self._finished("plain-text")
+        (text,) = self._finished(["plain-text"])
+        return text
 
-    def _properties(self) -> dict[str, Node]:
+    def _properties(self, only: str | None) -> dict[str, Node]:
         node = self._document.nodes[self._document.root]
         named = node.schema.get("properties", {}) if isinstance(node.schema, dict) else {}
         return {
             name: self.expansion.node([Fits(self._document.child(node, one, "properties", name))])
             for name, one in named.items()
+            if only in (None, name)
         }
 
-    def _text_of(self, name: str, node: Node) -> str | None:
-        self._grammar.put(name, [[Rule(self._rule_of(node))]])
-        return self._finished(name)
+    def _texts_of(self, nodes: Mapping[str, Node]) -> list[str | None]:
+        for name, node in nodes.items():
+            self._grammar.put(name, [[Rule(self._rule_of(node))]])
+        return self._finished(nodes)
 
-    def _finished(self, name: str) -> str | None:
+    def _finished(self, names: Iterable[str]) -> list[str | None]:
         while self._todo:
             node = self._todo.pop()
             self._grammar.put(self._names[node], self._alternatives(node))
-        return self._grammar.text(name, self._prefix)
+        return self._grammar.texts(names, self._prefix)
 
     def _rule_of(self, node: Node) -> str:
         """Reserves the rule of a node, which is compiled later."""

@@ -177,14 +177,15 @@ class Grammar:
             n -= taken
         return rest
 
-    def text(self, root: str, prefix: str = "") -> str | None:
-        """The GBNF of the rules that `root` needs, root first; None if nothing matches.
+    def texts(self, roots: Iterable[str], prefix: str = "") -> list[str | None]:
+        """Of each root the GBNF of the rules that it needs, root first; None if nothing matches.
 
         Each name gets the prefix.
         """
         self._drop_barren()
-        if not self.rules.get(root):
-            return None
+        return [self._text(root, prefix) if self.rules.get(root) else None for root in roots]
+
+    def _text(self, root: str, prefix: str) -> str:
         self._inline(root)
         lines = [
             f"{prefix}{name} ::= {' | '.join(_written(one, prefix) for one in self.rules[name])}"

@@ -46,6 +46,11 @@ class Budget:
     def __init__(self, n: int = MAX_STEPS) -> None:
         self._n, self._left, self._until_rest = n, n, _STEPS_AT_ONCE
 
+    @property
+    def n_spent(self) -> int:
+        """The number of steps so far."""
+        return self._n - self._left
+
     def spend(self, n: int = 1) -> None:
         """Counts n steps."""
         self._left -= n

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import unicodedata
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from pyllama_spec import SchemaError
-from pyllama_spec.constraints import schema_grammar
+from pyllama_spec import ArgumentError, SchemaError
+from pyllama_spec.constraints import argument_grammar, schema_grammar
+from pyllama_spec.engine.sampler import MAX_GRAMMAR_KIB
 from pyllama_spec.schema import charsets, limits, loosened_rules, schema_rules
+from pyllama_spec.schema.grammar import Grammar
 from pyllama_spec.schema.limits import WORK
 from tests.engine.grammar_walk import GrammarWalk
 
@@ -71,6 +74,30 @@ def test_leaving_out_one_keyword_after_the_other_has_one_budget(
     with pytest.raises(SchemaError):
         loosened_rules(schema)
     assert WORK.n_spent - before <= 3 * n_most
+
+
+def test_the_arguments_of_a_chat_have_one_bound() -> None:
+    """And their rules leave a grammar that the engine takes: what has no room is left out."""
+    properties = {f"p{i}": {"type": "string", "maxLength": 300 + i} for i in range(20)}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    asked = [
+        {"tool": "f", "parameter": name, "form": "text", "without": ["</x>"]} for name in properties
+    ]
+    before = WORK.n_spent
+    with pytest.warns(UserWarning, match="parameter p19: .* its rules are too many"):
+        rules = argument_grammar([{"function": function}], asked)
+    assert WORK.n_spent - before < 200_000
+    assert len(rules) < 1000 * MAX_GRAMMAR_KIB
+    with pytest.raises(ArgumentError, match="parameter p"):
+        argument_grammar([{"function": {**function, "strict": True}}], asked)
+
+
+def test_the_rules_of_all_properties_are_pruned_once() -> None:
+    prune = Grammar._drop_barren
+    with mock.patch.object(Grammar, "_drop_barren", autospec=True, side_effect=prune) as pruned:
+        rules = schema_rules({"properties": {f"p{i}": {} for i in range(50)}}, by_property=True)
+    assert len(rules.properties) == 50
+    assert pruned.call_count == 2
 
 
 def test_a_union_of_many_objects_is_told_apart_by_what_it_says() -> None:

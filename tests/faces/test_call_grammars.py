@@ -119,6 +119,33 @@ def test_a_text_of_the_grammar_is_read_back(template: str, n: int) -> None:
     assert n_read or template not in FAMILIES
 
 
+@pytest.mark.parametrize("kind", [["object", "null"], "array"])
+def test_the_arguments_of_a_call_are_an_object(kind: Any) -> None:
+    """Whatever else the schema of a function's parameters allows."""
+    tool = tool_of("enum")
+    tool["function"]["strict"] = False
+    tool["function"]["parameters"]["type"] = kind
+    model = Model(model_path("llama"), vocab_only=True)
+    source = ChatTemplate(_ALL["google-gemma-4-31B-it"])
+    with model, closing(ToolChats(model, source)) as chats, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, reader = chats.begin([USER], ToolRequest.read([tool], "required", None, None), {})
+        assert isinstance(reader, EngineReader)
+        for text in drawn(reader, 6):
+            calls = reader.read(text, has_ended=True).calls
+            assert calls, text
+            assert isinstance(json.loads(calls[0].arguments), dict)
+
+
+@pytest.mark.parametrize("template", ["Qwen3-Coder", "google-gemma-4-31B-it"])
+def test_a_name_may_have_half_a_character(template: str) -> None:
+    tool = tool_of("enum")
+    tool["function"]["name"] = "f\ud800"
+    model = Model(model_path("llama"), vocab_only=True)
+    with model, closing(ToolChats(model, ChatTemplate(_ALL[template]))) as chats:
+        chats.begin([USER], ToolRequest.read([tool], "required", None, None), {})
+
+
 @pytest.mark.parametrize(
     ("template", "name", "choice", "is_strict", "found"),
     [

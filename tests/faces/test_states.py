@@ -215,8 +215,11 @@ def test_a_state_with_more_tokens_than_the_context_is_refused(n_read: int) -> No
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tokens", (9, 9, 9)), ("n_decoded", 5), ("n_given", 3), ("settings", "?"), ("seed", 8)],
-)
+    [
+        ("tokens", (9, 9, 9)), ("n_decoded", 5), ("n_given", 3), ("settings", "?"), ("seed", 8),
+        ("memory", "x"), ("drafter", 7), ("drafter", ("x",)),
+    ],
+)  # fmt: skip
 def test_a_damaged_field_of_a_pickled_state_is_refused(field: str, value: Any) -> None:
     with opened() as llm:
         text(llm)

@@ -34,6 +34,8 @@ def client() -> Iterator[Client]:
     (CHAT, {"messages": [*USER, {"role": "usr", "content": "a"}]}, "messages[1].role"),
     (CHAT, {"messages": USER, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
+    (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {
+        "name": "f", "parameters": 7}}]}, "tools[0].function.parameters"),
     (CHAT, {"messages": USER, "response_format": {"type": "a"}}, "response_format.type"),
     (TEXT, {"prompt": "a", "seed": 2**32}, "seed"),
     (CHAT, {"messages": USER, "tools": [TOOL], "tool_choice": "required"}, "tools"),
