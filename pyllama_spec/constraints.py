@@ -39,7 +39,7 @@ ws     ::= "\n"? [ \t]{0,20}
 # rules as leave a grammar within the engine's bound.
 _MOST_STEPS = 100_000
 # A remedy for keywords, in addition to that of their errors.
-_LOOSER = 'or leave "{}" out of the grammar, with a warning: `strict=False` beside the schema'
+_LOOSER = 'or write `strict=False` beside the schema, which drops "{}"'
 
 
 class Guide(NamedTuple):
@@ -301,9 +301,7 @@ def _warn_of(made: Loosened, what: str) -> None:
         message = f"{where} is not a keyword and has no effect"
         warn(message)
     for error in made.left_out:
-        where = f'"{error.keyword}" at {clipped(error.path, 200)} of {what}'
-        message = f"{where} is left out of the grammar: {error}"
-        warn(message)
+        warn(f"{what}: {error.problem}; it is left out of the grammar")
 
 
 def _json(schema: Any, param: str) -> str:

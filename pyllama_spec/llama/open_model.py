@@ -555,13 +555,10 @@ class OpenModel(Closeable):
         """
         name = self.model.path.name
         if state.model != self.model.identity:
-            return (
-                "the state is of another model, or of one with other weights or kv_overrides, than "
-                f"{name}"
-            )
+            return f"is of another model, or of one with other weights or kv_overrides, than {name}"
         ours = self.runtime.context.settings(adapters)
         difference = first_difference(state.settings, ours)
-        return difference and f"the state was computed by {name} with {difference}"
+        return difference and f"was computed by {name} with {difference}"
 
     def load_state(self, state: LlamaState) -> None:
         """Restores a saved state; the next request with its prefix does not read that again."""

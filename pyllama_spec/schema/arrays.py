@@ -137,7 +137,7 @@ class Arrays:
 
     def _unique(self, case: Case, unique: Unique, low: int, high: int | None, n_others: int) -> str:
         """Rules for arrays without equal items, in one order, if all values can be listed."""
-        remedy = "give items an enum, or take out what comes twice afterwards, and leave it out"
+        remedy = "give items an enum, or leave it out, and take out what comes twice afterwards"
         if n_others:
             raise cannot("uniqueItems", unique.path, "beside items by place or contains", remedy)
         values = listed_values(self._expansion, self._expansion.item_node(case, 0))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from msgspec import Meta, Struct, defstruct
 
 from pyllama_spec.options import Option, options_of
-from pyllama_spec.requests.options import Acceptance, RequestOptions
+from pyllama_spec.requests.options import RequestOptions
 
 Json = dict[str, Any]
 # A token's id and what is added to its logit, false for never: llama-server's form.
@@ -46,7 +46,7 @@ class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
 
     draft: bool = True
     n_draft: int | None = None
-    acceptance: Acceptance | None = None
+    acceptance: str | None = None
     show_tokens: bool = False
 
 

@@ -46,6 +46,7 @@ def client() -> Iterator[Client]:
     (TEXT, {"prompt": [10**7]}, "prompt[0]"),
     (TEXT, {"prompt": "a", "logit_bias": {"a b": 1}}, "logit_bias"),
     (TEXT, {"prompt": "a", "speculation": {"n_draft": -1}}, "speculation.n_draft"),
+    (TEXT, {"prompt": "a", "speculation": {"acceptance": "fast"}}, "speculation.acceptance"),
     ("/completion", {"prompt": "a", "n_probs": -1}, "n_probs"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]},
      "input_extra[0].text"),
