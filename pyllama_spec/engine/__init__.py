@@ -16,7 +16,6 @@ from pyllama_spec.engine.rpc import RpcServer, has_rpc, server_devices, set_rpc_
 from pyllama_spec.engine.sampler import Sampler, SamplerParams
 from pyllama_spec.engine.system import (
     Device,
-    build_stamp,
     default_n_threads,
     devices,
     engine_version,
@@ -44,7 +43,6 @@ __all__ = [
     "TemplateProgram",
     "Transfers",
     "Vocab",
-    "build_stamp",
     "computing",
     "default_n_threads",
     "devices",
