@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-t", "--threads", type=int)
     args = parser.parse_args(argv)
     with Model(args.model, n_gpu_layers=args.n_gpu_layers) as model:
-        n_bytes = weight_bytes(model)[0]
+        n_bytes = weight_bytes(model)
         print(f"{args.model.name}: {model.description}, {model.placement}, {n_bytes / 1e9:.2f} GB")
         for n_before in args.before:
             rows = Rows(model, n_before, args.widths, args.threads)

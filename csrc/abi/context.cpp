@@ -5,7 +5,6 @@
 #include "hooks/layer_inputs.h"
 #include "hooks/output_buffers.h"
 #include "hooks/snapshots.h"
-#include "kernels/thread_pool.h"
 
 #include "llama-ext.h"
 
@@ -298,7 +297,6 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
         out->n_host_copies = ctx->state->n_host_copies;
         out->n_graphs_reused = llama_perf_context(c).n_reused;
         out->n_threads     = ctx->state->compute->n_threads;
-        pyllama_spec_count_threads((const pyllama_spec_pool *) ctx->state->compute->pool, &out->n_graphs, &out->n_with_fewer);
         out->memory_bytes  = memory_bytes(c);
         out->n_candidates  = ctx->state->draft ? ctx->state->draft->n_candidates() : 0;
         out->n_draft_row   = ctx->state->draft ? ctx->state->draft->n_row() : 0;

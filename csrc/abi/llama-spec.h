@@ -126,8 +126,7 @@ struct llama_spec_model_info {
     /* What rollbacks add to it for each sequence: once, and for each token that can be rolled back. */
     uint64_t snapshot_base_bytes, snapshot_token_bytes;
     uint64_t head_bytes;        /* weights of a loaded MTP head; 0 if none is loaded */
-    const char * head_type;     /* the type of most of them, */
-    double   head_bits;         /* and its bits per weight */
+    const char * head_type;     /* the type of most of them */
     struct llama_spec_ngrams ngrams;
     struct llama_spec_block block;
     uint64_t repacked_bytes;    /* weights that our kernels read 16 rows at a time, in memory of the process */
@@ -193,8 +192,6 @@ struct llama_spec_context_info {
     uint64_t memory_bytes;      /* memory of past tokens, on all devices */
     uint64_t n_host_copies;     /* how often a sequence's state was copied to or from the host */
     int32_t  n_graphs_reused;   /* batches that were computed with an earlier batch's graph */
-    int64_t  n_graphs;          /* graphs that several threads could compute, in all contexts that share its threads */
-    int64_t  n_with_fewer;      /* those of n_graphs that fewer than all threads computed */
     int32_t  n_candidates, n_draft_row; /* for a draft's context: maxima of llama_spec_draft_candidates() */
     int32_t  pooling_type;      /* enum llama_pooling_type of its embeddings */
     bool     has_memory;        /* keeps past tokens; otherwise batches are encoded */

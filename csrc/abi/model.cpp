@@ -219,7 +219,6 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         const head_weights head = weights_of_head(m);
         out->head_bytes = head.n_bytes;
         out->head_type  = ggml_type_name(head.type);
-        out->head_bits  = 8.0 * (double) ggml_type_size(head.type) / (double) ggml_blck_size(head.type);
         const draft_kind * kind = find_draft_kind(m);
         out->ngrams = kind != nullptr && kind->ngrams != nullptr ? kind->ngrams(m) : llama_spec_ngrams{};
         out->block  = kind != nullptr && kind->block != nullptr ? kind->block(m) : llama_spec_block{};

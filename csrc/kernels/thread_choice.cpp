@@ -80,9 +80,6 @@ void pyllama_spec_thread_choice::end(int64_t now_ns, int64_t waited_ns) {
         return;
     }
     const double ns = (double) (now_ns - begun_ns_);
-    n_graphs     += 1;
-    n_with_fewer += n_used_ < n_threads_;
-
     cost & of = costs_[(shape_ ^ (shape_ >> 17)) % N_COSTS];
     if (of.shape != shape_) {
         of       = cost();

@@ -19,10 +19,6 @@ public:
     // Called after it: waited_ns is the time that all its threads waited in barriers, beyond the usual.
     void end(int64_t now_ns, int64_t waited_ns);
 
-    int64_t n_graphs      = 0;
-    int64_t n_with_fewer  = 0;  // graphs computed by fewer threads than available
-    bool    is_contended() const;
-
 private:
     struct cost {
         uint64_t shape    = 0;
@@ -33,6 +29,7 @@ private:
     static constexpr size_t N_COSTS = 32;
     static constexpr int NO_TRIAL = -1;
 
+    bool is_contended() const;
     int  next_level(int step) const;
     void begin_trial(int64_t now_ns);
     void count_trial(cost & of, double ns, int64_t now_ns);

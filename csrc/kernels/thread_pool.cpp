@@ -126,12 +126,6 @@ void pyllama_spec_count_graph(pyllama_spec_pool * pool) {
     }
 }
 
-void pyllama_spec_count_threads(const pyllama_spec_pool * pool, int64_t * n_graphs, int64_t * n_with_fewer) {
-    const pyllama_spec_thread_choice * choice = choice_of(pool);
-    *n_graphs     = choice != nullptr ? choice->n_graphs : 0;
-    *n_with_fewer = choice != nullptr ? choice->n_with_fewer : 0;
-}
-
 void pyllama_spec_leave_graph(void) {
     throw graph_left();
 }

@@ -46,9 +46,6 @@ void pyllama_spec_free_pool(struct pyllama_spec_pool * pool);
 int  pyllama_spec_choose_threads(struct pyllama_spec_pool * pool, struct ggml_cgraph * graph, int n_threads);
 void pyllama_spec_count_graph(struct pyllama_spec_pool * pool);
 
-// Graphs that several threads could compute, and those of them that fewer than all computed.
-void pyllama_spec_count_threads(const struct pyllama_spec_pool * pool, int64_t * n_graphs, int64_t * n_with_fewer);
-
 // Replaces compute(state) on a worker thread. It returns for the next graph even after a failure.
 void pyllama_spec_compute_on_worker(struct pyllama_spec_pool * pool, void * (*compute)(void *), void * state);
 

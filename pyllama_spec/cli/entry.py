@@ -1,4 +1,4 @@
-"""The command line: pyllama-spec generate | chat | convert | quantize | doctor."""
+"""The commands of `pyllama-spec`, and how each ends: its exit code, its line on stderr."""
 
 from __future__ import annotations
 

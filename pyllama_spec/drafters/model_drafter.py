@@ -376,7 +376,7 @@ def step_share(draft: Model, target: Model) -> float:
     Where weights are read from memory as fast as they come, that is the ratio of their times; a
     type that is expensive to unpack makes it larger.
     """
-    return weight_bytes(draft)[0] / max(weight_bytes(target)[0], 1)
+    return weight_bytes(draft) / max(weight_bytes(target), 1)
 
 
 def head_share(head: Model, target: Model, n_choices: int | None = None) -> float:
@@ -395,16 +395,15 @@ def head_share(head: Model, target: Model, n_choices: int | None = None) -> floa
         tied = of_target.get("token_embd.weight", 0)
         whole = sizes.get("output.weight", of_target.get("output.weight", tied))
         n += whole * (1.0 if n_choices is None else n_choices / info.n_vocab)
-    return n / max(weight_bytes(target)[0], 1)
+    return n / max(weight_bytes(target), 1)
 
 
-def weight_bytes(model: Model) -> tuple[int, str]:
-    """Bytes of weights per plain token, and where the number comes from, in words."""
+def weight_bytes(model: Model) -> int:
+    """Bytes of weights that a plain token reads: of all where the file does not tell them apart."""
     metadata = model.metadata
     if int(metadata.get("split.count", "0")) > 1:
-        return model.info.size_bytes, "the size of all weights: the file is split"
+        return model.info.size_bytes
     try:
-        n = bytes_per_token(tensor_bytes(model.path), metadata)
+        return bytes_per_token(tensor_bytes(model.path), metadata)
     except ModelLoadError:
-        return model.info.size_bytes, "the size of all weights: the file's table is unreadable"
-    return n, "tensors that a decode of one token reads: no looked-up embeddings, no idle experts"
+        return model.info.size_bytes

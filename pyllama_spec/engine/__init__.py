@@ -12,11 +12,10 @@ from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.model_info import ModelInfo
 from pyllama_spec.engine.quantize import quantize, quantize_types
-from pyllama_spec.engine.rpc import RpcServer, has_rpc, server_devices, set_rpc_timeout
+from pyllama_spec.engine.rpc import RpcServer, server_devices, set_rpc_timeout
 from pyllama_spec.engine.sampler import Sampler, SamplerParams
 from pyllama_spec.engine.system import (
     Device,
-    build_stamp,
     default_n_threads,
     devices,
     engine_version,
@@ -44,13 +43,11 @@ __all__ = [
     "TemplateProgram",
     "Transfers",
     "Vocab",
-    "build_stamp",
     "computing",
     "default_n_threads",
     "devices",
     "engine_version",
     "exact_rows",
-    "has_rpc",
     "quantize",
     "quantize_types",
     "row_kernels",

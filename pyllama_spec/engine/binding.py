@@ -33,7 +33,6 @@ from pyllama_spec.errors import (
 # cffi builds their types at run time.
 _engine: Any = load_engine()
 ffi, lib = _engine.ffi, _engine.lib
-module_file: str = str(_engine.__file__)
 
 __all__ = [
     "check",
@@ -43,7 +42,6 @@ __all__ = [
     "keep_error",
     "last_error",
     "lib",
-    "module_file",
 ]
 
 _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {

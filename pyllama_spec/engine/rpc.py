@@ -35,14 +35,9 @@ _PAUSE_S = 0.1
 _SOON_S = 0.02  # until more of a message that came in pieces
 
 
-def has_rpc() -> bool:
-    """Whether this build has RPC clients and servers."""
-    return bool(lib.llama_spec_has_rpc())
-
-
 def require_rpc() -> None:
     """Raises UnsupportedError where the build has none."""
-    if not has_rpc():
+    if not lib.llama_spec_has_rpc():
         raise UnsupportedError(
             "this build of the engine has no RPC (GGML_RPC is OFF): install it without that flag, "
             "or with -C cmake.define.GGML_RPC=ON"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.engine.binding import check, ffi, lib, module_file
+from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import text
 from pyllama_spec.errors import ArgumentError, warn
 
@@ -66,13 +66,6 @@ def backends() -> dict[str, int]:
 def engine_version() -> str:
     """The engine's own version."""
     return _text(lib.llama_spec_engine_version())
-
-
-def build_stamp() -> int:
-    """The install time of this build's file, in nanoseconds; 0 without a file."""
-    with contextlib.suppress(OSError):
-        return Path(module_file).stat().st_mtime_ns
-    return 0
 
 
 def system_info() -> str:

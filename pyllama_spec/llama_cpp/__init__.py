@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.llama.llama_cpp_drafts import LlamaPromptLookupDecoding
 from pyllama_spec.llama_cpp import llama
-from pyllama_spec.llama_cpp.install import PARTS, install, uninstall
+from pyllama_spec.llama_cpp.install import PARTS, install
 from pyllama_spec.llama_cpp.llama import *  # noqa: F403 - all that the module llama has
 from pyllama_spec.llama_cpp.llama_tokenizer import LlamaHFTokenizer
 
 # The version of llama-cpp-python whose names these are: programs ask for it.
 __version__ = "0.3.36"
 
-__all__ = ["LlamaHFTokenizer", "LlamaPromptLookupDecoding", "install", "uninstall"]
+__all__ = ["LlamaHFTokenizer", "LlamaPromptLookupDecoding", "install"]
 __all__ += llama.__all__
 
 

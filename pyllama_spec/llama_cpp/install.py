@@ -32,10 +32,3 @@ def install() -> None:
     sys.modules["llama_cpp"] = ours
     for part, module in modules.items():
         sys.modules[f"llama_cpp.{part}"] = module
-
-
-def uninstall() -> None:
-    """Undoes install(), for tests; libraries that imported llama_cpp keep it."""
-    if sys.modules.get("llama_cpp") is sys.modules.get(_OURS):
-        for name in ("llama_cpp", *(f"llama_cpp.{part}" for part in PARTS)):
-            sys.modules.pop(name, None)

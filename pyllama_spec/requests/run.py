@@ -124,11 +124,6 @@ class Detokenizer:
         self.stop: str | None = None
         self.n_fed = 0
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string occurred."""
-        return self.stop is not None
-
     def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
         """Takes the next token; returns the text that can be emitted."""
         group = self._open

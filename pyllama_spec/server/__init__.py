@@ -30,8 +30,7 @@ Struct, a function that translates it to a ChatRequest, and a Shape that its ans
 
 A Shape is given OpenAI's chunks as dicts. With `"speculation": {"show_tokens": true}` each choice
 of each chunk has `token_sources`, [{"text", "source"}], whose sources are "target", "model",
-"copy", "memory" and "grammar"; `speculation.drafted_by` counts by the same names, except that the
-target's own choices are "nobody". The last chunk of all has `usage` and `speculation`. Errors are
+"copy", "memory" and "grammar". The last chunk of all has `usage` and `speculation`. Errors are
 raised as ApiError or any PyllamaSpecError, and leave in the form that the route names.
 """
 

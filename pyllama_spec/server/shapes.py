@@ -111,7 +111,7 @@ class Sampling(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], _MANY] | None = None
     guided_grammar: str | None = None
-    # Of other servers; a value that would change the text is refused: see keywords.py.
+    # Of other servers; a value that would change the text is refused: see service.py.
     lora: Any = None
     dynatemp_range: Any = None
     t_max_predict_ms: Any = None

@@ -2,8 +2,8 @@
 
 Exactly: while the target's own choice at each row equals the draft. The comparison itself is in C
 for engine.Sampler, one call per sequence and round: llama_spec_sample_chain() in
-csrc/abi/sampling.cpp. match_by_steps() is the same in Python, for samplers written in Python and
-for requests that look at rows, as for log-probabilities.
+csrc/abi/sampling.cpp. sample_and_match() does it itself for samplers written in Python and for
+requests that look at rows, as for log-probabilities.
 
 By rejection: a token x that was drawn from the draft's distribution q is accepted with the chance
 min(1, p(x) / q(x)), where p is the target's distribution. Where it is rejected, the target's token
@@ -67,25 +67,13 @@ def sample_and_match(
             to the first one that ends the generation.
         observe: called with each row and its token.
     """
-    if observe is not None or isinstance(sampler, StepSampler):
-        match_by_steps(sampler, target, row, draft, out, observe)
+    if observe is None and isinstance(sampler, Sampler):
+        try:
+            out += sampler.sample_chain(target, row, draft)
+        except PyllamaSpecError as error:
+            out += error.partial_tokens
+            raise
         return
-    try:
-        out += sampler.sample_chain(target, row, draft)
-    except PyllamaSpecError as error:
-        out += error.partial_tokens
-        raise
-
-
-def match_by_steps(
-    sampler: TokenSampler,
-    target: Context,
-    row: int,
-    draft: Sequence[int],
-    out: list[int],
-    observe: RowObserver | None = None,
-) -> None:
-    """Computes sample_and_match() with a call per token."""
     is_eog = target.model.vocab.is_eog
     for i in range(len(draft) + 1):
         token = sampler.sample(target, row + i)

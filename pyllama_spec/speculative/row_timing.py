@@ -13,7 +13,7 @@ from pyllama_spec.errors import EngineError
 _BUDGET_S = 0.3
 
 
-def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) -> dict[int, float]:
+def measure_rows(target: Context, max_rows: int) -> dict[int, float]:
     """Seconds of decodes of 1 to max_rows rows in an empty context, which is emptied.
 
     Each width is decoded twice, the first of which makes the engine's graph; while time is left all
@@ -35,13 +35,13 @@ def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) ->
     seconds(1)  # pages of the file, caches
     try:
         for n_rows in in_order(max_rows):
-            if len(quickest) >= 2 and perf_counter() - begun > budget_s:
+            if len(quickest) >= 2 and perf_counter() - begun > _BUDGET_S:
                 break
             quickest[n_rows] = min(seconds(n_rows), seconds(n_rows))
-        while perf_counter() - begun < budget_s:
+        while perf_counter() - begun < _BUDGET_S:
             for n_rows, least in quickest.items():
                 quickest[n_rows] = min(least, seconds(n_rows))
-                if perf_counter() - begun > budget_s:
+                if perf_counter() - begun > _BUDGET_S:
                     break
     finally:
         # After a failed decode this fails too, and the error of the decode says more.

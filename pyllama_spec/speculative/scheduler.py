@@ -53,8 +53,8 @@ class PromptPace:
     elsewhere parts have one size.
     """
 
-    def __init__(self, max_part: int, max_pause_s: float = MAX_PAUSE_S) -> None:
-        self._max_part, self._max_pause_s = max_part, max_pause_s
+    def __init__(self, max_part: int) -> None:
+        self._max_part = max_part
         self.token_s: float | None = None  # per token of a prompt; None before the first part
 
     @property
@@ -62,7 +62,7 @@ class PromptPace:
         """The number of prompt tokens per part while others wait; never too few."""
         if self.token_s is None:
             return min(_FIRST, self._max_part)
-        n_most = self._max_pause_s / max(self.token_s, 1e-9)
+        n_most = MAX_PAUSE_S / max(self.token_s, 1e-9)
         n = self._max_part if n_most >= self._max_part else int(n_most) // _STEP * _STEP
         return max(min(n, self._max_part), min(_STEP, self._max_part))
 

@@ -257,17 +257,6 @@ class SpeculationStats:
         """(accepted + rounds) / rounds; 0 without rounds."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
 
-    @property
-    def drafted_by(self) -> dict[str, int]:
-        """The committed tokens of the rounds by kind of draft.
-
-        `nobody` are the target's own choices, one a round. Together they are accepted + rounds.
-        """
-        n_tokens = {"model": 0, "copy": 0, "memory": 0, "grammar": 0, "nobody": self.rounds}
-        for name, counts in self.by_source.items():
-            n_tokens["copy" if name == "prediction" else name] += counts.accepted
-        return n_tokens
-
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object for JSON."""
         is_disabled = self.state == "disabled"
@@ -288,7 +277,6 @@ class SpeculationStats:
             "note": "; ".join(filter(None, (self.remarks, idle))) or None,
             "acceptance": self.acceptance,
             "why_exact": self.why_exact,
-            "drafted_by": self.drafted_by,
             "accepted_histogram": list(self.accepted_histogram),
             "verified_histogram": list(self.verified_histogram),
             "controller": self.controller,

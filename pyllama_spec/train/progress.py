@@ -68,8 +68,8 @@ def _minutes(seconds: float) -> str:
 class TerminalReporter(Reporter):
     """Prints lines and a stage's progress with the remaining time.
 
-    Progress is a bar on a terminal or in a notebook, and otherwise a line each minute: in the log
-    of a job, or under nohup, an hour of silence looks like a hang.
+    Progress is a bar on a terminal, and otherwise a line each minute: in the log of a job, or under
+    nohup, an hour of silence looks like a hang.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

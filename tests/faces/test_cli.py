@@ -21,7 +21,7 @@ SPECULATION = {
     "accepted_histogram", "state", "disabled_since",
     "by_source",
     "reason_off", "controller", "asked", "asked_copies", "probes", "proposed",
-    "verified_histogram", "drafted_by", "acceptance", "why_exact",
+    "verified_histogram", "acceptance", "why_exact",
 }  # fmt: skip
 TIMING = {
     "load_s", "draft_load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s",

@@ -196,7 +196,7 @@ def test_an_answer_says_whose_guess_each_token_was() -> None:
         forced = ask(llm, response_format=form, **wanted)
     assert "memory" not in sources_of(first["choices"][0])
     assert sources_of(second["choices"][0]) >= {"target", "memory"}
-    assert second["speculation"]["drafted_by"]["memory"] > 0
+    assert second["speculation"]["by_source"]["memory"]["accepted"] > 0
     assert "grammar" in sources_of(forced["choices"][0])
 
 

@@ -23,7 +23,7 @@ def run(vocab: Vocab, tokens: list[int], stops: list[str]) -> tuple[list[Piece],
     pieces: list[Piece] = []
     for token in tokens:
         pieces += assembler.feed(token, from_draft=token % 2 == 0)
-        if assembler.is_stopped:
+        if assembler.stop is not None:
             return pieces, True
     return pieces + assembler.flush(), False
 

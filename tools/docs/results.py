@@ -1,7 +1,7 @@
 """The results of docs/results/: the main tables of docs/results.md, the long page, the pictures.
 
     pyllama-spec bench -m TARGET.gguf -d DRAFT.gguf --json run.json
-    python -m tools.docs.results run.json      adds a run, without its record of single rounds
+    python -m tools.docs.results run.json      adds a run
     python -m tools.docs.results               writes the main tables, and the pictures of README
 
 The page of single prompts is made when the site is built. Each figure is in one of the files. A

@@ -22,9 +22,9 @@ _SKETCH = 16
 _SAME = 12
 
 
-def distinct_ratio(tokens: Sequence[int], n: int = _NGRAM) -> float:
-    """The share of n-grams without an earlier occurrence; 1 for text without repetition."""
-    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
+def distinct_ratio(tokens: Sequence[int]) -> float:
+    """The share of 4-grams without an earlier occurrence; 1 for text without repetition."""
+    grams = list(zip(*(tokens[i:] for i in range(_NGRAM)), strict=False))
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
