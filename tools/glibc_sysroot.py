@@ -5,7 +5,8 @@
 An engine that is linked with the builder's own libc needs that version or a newer one. With
 `--sysroot=DIR -L DIR/usr/lib -D__GLIBC_MINOR__=28` it runs on each Linux since 2018, as PEP 600
 wants of manylinux_2_28. Headers and stubs of the libraries come from the package ziglang, the
-compiler stays GCC: the engine's guard needs its -fnon-call-exceptions.
+compiler stays GCC: the engine's guard needs its -fnon-call-exceptions. It is for libraries: a
+program still starts with the builder's crt1.o, which needs the builder's glibc.
 """
 
 from __future__ import annotations
@@ -20,34 +21,20 @@ import tempfile
 from pathlib import Path
 
 MINOR = 28
-# What GCC's static libstdc++ takes from newer versions: each as glibc 2.28 has it.
+# What GCC's static libstdc++ takes from newer versions.
 _COMPAT = """
 #include <stdint.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #define HIDDEN __attribute__((visibility("hidden")))
-#ifdef __x86_64__
-#define STAT_VERSION 1
-#else
-#define STAT_VERSION 0
-#endif
-extern int __xstat(int, const char *, struct stat *), __lxstat(int, const char *, struct stat *);
-extern int __fxstat(int, int, struct stat *);
 HIDDEN char __libc_single_threaded = 0;
 HIDDEN uint32_t arc4random(void) {
     uint32_t n = 0;
     while (getrandom(&n, sizeof n, 0) != sizeof n) {}
     return n;
 }
-HIDDEN int stat(const char * path, struct stat * out) { return __xstat(STAT_VERSION, path, out); }
-HIDDEN int lstat(const char * path, struct stat * out) { return __lxstat(STAT_VERSION, path, out); }
-HIDDEN int fstat(int file, struct stat * out) { return __fxstat(STAT_VERSION, file, out); }
-HIDDEN int fstat64(int file, struct stat64 * out) {
-    return __fxstat(STAT_VERSION, file, (struct stat *) out);
-}
 """
 _LIBRARIES = {"m": 6, "dl": 2, "pthread": 0, "rt": 1}
-_LIBC = "GROUP ( libc.so.6 AS_NEEDED ( {libraries} libld.so.2 ) libcompat.a )\n"
+_LIBC = "GROUP ( libc.so.6 AS_NEEDED ( {libraries} libld.so.2 ) libc_nonshared.a libcompat.a )\n"
 
 
 def make_sysroot(out: Path, machine: str) -> None:
@@ -72,8 +59,6 @@ def make_sysroot(out: Path, machine: str) -> None:
         flags = [f"--sysroot={out}", f"-D__GLIBC_MINOR__={MINOR}", "-D_GNU_SOURCE", "-O2", "-fPIC"]
         _run([compiler, *flags, "-c", source, "-o", built])
         _run([compiler.replace("gcc", "gcc-ar"), "rcs", lib / "libcompat.a", built])
-    for name in ("crti.o", "crtn.o", "Scrt1.o", "crt1.o"):
-        shutil.copy(_output([compiler, f"-print-file-name={name}"]), lib)
     for name, version in _LIBRARIES.items():
         (lib / f"lib{name}.so").symlink_to(f"lib{name}.so.{version}")
     libraries = " ".join(f"lib{name}.so.{version}" for name, version in _LIBRARIES.items())
@@ -81,15 +66,16 @@ def make_sysroot(out: Path, machine: str) -> None:
 
 
 def _copy_stubs(work: Path, lib: Path, machine: str) -> None:
-    """Links an empty program, for which zig makes a stub of each library."""
+    """Links an empty library, for which zig makes a stub of each of glibc's."""
     source, cache = work / "empty.c", work / "cache"
     source.write_text("int f(void) { return 0; }\n", encoding="utf-8")
     target = f"{machine}-linux-gnu.2.{MINOR}"
     command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-shared", "-o"]
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache)}
     _run([*command, work / "empty.so", source], environment)
-    for stub in cache.glob("o/*/lib*.so.*"):
-        shutil.copy(stub, lib)
+    for name in ("lib*.so.*", "libc_nonshared.a"):
+        for found in cache.glob(f"o/*/{name}"):
+            shutil.copy(found, lib)
 
 
 def _compiler(machine: str) -> str:
@@ -98,10 +84,6 @@ def _compiler(machine: str) -> str:
 
 def _run(command: list[str | Path], environment: dict[str, str] | None = None) -> None:
     subprocess.run(command, check=True, env=environment)
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> int:

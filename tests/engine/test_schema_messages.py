@@ -25,19 +25,19 @@ def test_a_refusal_says_how_the_keyword_is_left_out(schema: dict[str, Any]) -> N
     """The advised removal works in each place that takes a schema."""
     with pytest.raises(SchemaError) as caught:
         schema_grammar(schema)
-    assert f'leave "{caught.value.keyword}" out of' in caught.value.remedy
+    assert caught.value.keyword in caught.value.remedy
     assert caught.value.param == "response_format"
     for response_format in (
         {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}},
         {"type": "json_schema", "schema": schema, "strict": False},
         {"type": "json_object", "schema": schema, "strict": False},
     ):
-        with pytest.warns(UserWarning, match=f'"{caught.value.keyword}" at #') as warned:
+        with pytest.warns(UserWarning, match=caught.value.keyword) as warned:
             loose = schema_of(response_format)
         assert "strict" not in str(warned[0].message)
         assert schema_grammar(loose)
     tool: dict[str, Any] = {"function": {"name": "f", "parameters": schema}}
-    with pytest.warns(UserWarning, match=f'"{caught.value.keyword}" at #'):
+    with pytest.warns(UserWarning, match=caught.value.keyword):
         assert call_rules([tool])
     tool["function"]["strict"] = True
     with pytest.raises(SchemaError) as caught:
