@@ -50,9 +50,16 @@ _IN_CALLBACK = (
 # How long an unread stream keeps a place that others wait for. Copying it away and
 # back takes about as long as computing some tokens, so that it is not done between two of them.
 _PATIENCE_S = 0.1
+# A stream may be collected as garbage by a thread that has checked and is about to wait, which then
+# misses the notification: it checks again.
+_RECHECK_S = 0.5
 # The limit of all suspended streams; less on a machine with less than eight times it.
 _COPIES_BYTES = 4 << 30
 _Outcome = tuple[Run, tuple[list[Piece], str | None, BaseException | None]]
+
+
+def _wait(changed: threading.Condition, seconds: float | None = None) -> None:
+    changed.wait(_RECHECK_S if seconds is None else min(seconds, _RECHECK_S))
 
 
 class Line:
@@ -377,7 +384,7 @@ class Runner:
                     (self._computer or self._visitor) is not None
                     or (self._is_round_due and self._has_round())
                 ):
-                    self._changed.wait()
+                    _wait(self._changed)
                 self._check_open()
                 self._visitor, self._is_round_due = me, False
             with computing(self.is_closed):
@@ -420,7 +427,7 @@ class Runner:
                         return
                 with self._lock:
                     while not (self._is_closed or line.idle or line.unread()):
-                        self._changed.wait(line.patience_s())
+                        _wait(self._changed, line.patience_s())
         finally:
             with self._lock:
                 line.n_visits -= 1
@@ -510,7 +517,7 @@ class Runner:
                         return None
                     if not self._is_its_turn(run):
                         assert run.ready is not None
-                        run.ready.wait(self._line.patience_s(run))
+                        _wait(run.ready, self._line.patience_s(run))
                         continue
                 self._one_round(run)
         finally:
@@ -641,7 +648,7 @@ class Runner:
                 self._visited.cancel(True)
             self._changed.notify_all()
             while self._computer is not None or self._visitor not in (None, me):
-                self._changed.wait()
+                _wait(self._changed)
             self._cancel(self._line.everyone())  # no thread computes any more that would end them
             thread = self._thread
         if thread is not None:
@@ -696,7 +703,7 @@ class Runner:
                     self._stop()
                     return
                 if self._computer is not None or not (line.is_busy or line.can_begin(None)):
-                    self._changed.wait(line.patience_s())
+                    _wait(self._changed, line.patience_s())
                     continue
             try:
                 self._one_round(None)

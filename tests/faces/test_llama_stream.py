@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +83,27 @@ def test_a_stream_left_early_leaves_the_model_as_new(way: str, n: int) -> None:
             else:
                 del stream
             assert lasting(llm(follow, max_tokens=20, **SAMPLED)) == expected
+
+
+@pytest.mark.timeout(120)
+def test_a_stream_may_be_collected_at_any_point_of_the_next_request() -> None:
+    """Also between a check and a wait, where the notification finds nobody."""
+    thresholds = gc.get_threshold()
+    with open_tiny() as llm:
+        try:
+            for n in range(100, 260):
+                gc.collect()
+                gc.disable()
+                knot: list[Any] = [llm.create_completion(PROMPT, stream=True, **GREEDY)]
+                half_read(knot[0], 5)
+                knot.append(knot)
+                del knot
+                gc.set_threshold(n, 1_000_000, 1_000_000)
+                gc.enable()
+                assert text_of(llm([*PROMPT, 116], max_tokens=3, **GREEDY))
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.enable()
 
 
 def test_errors_carry_what_was_generated() -> None:
