@@ -30,8 +30,9 @@ def test_the_calls_give_what_llama_cpp_python_gave(smollm2_q4_0: Path) -> None:
     bad = {code: one for code, one in verdicts.items() if one.word in ("worse", "missing")}
     known = {code for code, said in beside.data()["calls"].items() if said.startswith("missing")}
     assert {code for code, one in bad.items() if one.word == "missing"} <= known, bad
-    # A processor with other kernels may round a near tie to the other side.
-    assert counted["worse"] <= 4, bad
+    # A processor with other kernels may round a near tie to the other side; and the blanks between
+    # the parts of a schema's values are free there and fixed here, so that two answers differ.
+    assert counted["worse"] <= 6, bad
     n_there = sum(counted[word] for word in probe.WORDS)
     assert counted["same"] + counted["better"] >= probe.BAR * n_there, bad
 
