@@ -86,7 +86,6 @@ def _comparison(both: Comparison) -> dict[str, Any]:
         "n_texts": both.plain.n_texts,
         "n_tokens": both.plain.n_tokens,
         "rounds": counts.rounds,
-        "rounds_without_draft": counts.verified_histogram[0],
         "drafted": counts.drafted,
         "accepted": counts.accepted,
     }
@@ -110,7 +109,6 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "state": next((one for one in ("disabled", "used", "idle") if one in states), "none"),
         "reason_off": next((one.reason_off for one in runs if one.state == "disabled"), None),
         "asked": counts.asked,
-        "probes": counts.probes,
         "proposed": counts.proposed,
     }
 
@@ -339,13 +337,12 @@ def _controller(run: _Figures) -> list[str]:
     """The controller's requests and results per prompt; [] if it never asked the drafter."""
     if not any(one["asked"] for one in run["prompts"]):
         return []
-    head = ["drafts", "rounds", "asked", "retries", "proposed", "drafted", "accepted",
-            "state"]  # fmt: skip
-    keys = ("rounds", "asked", "probes", "proposed", "drafted", "accepted")
+    head = ["drafts", "rounds", "asked", "proposed", "drafted", "accepted", "state"]
+    keys = ("rounds", "asked", "proposed", "drafted", "accepted")
     rows = [[one["id"], *(str(one[key]) for key in keys), one["state"]] for one in run["prompts"]]
     return [
         *_aligned([head, *rows]),
-        "asked: rounds that asked for a draft; retries: those of a disabled drafter;",
+        "asked: rounds that asked for a draft;",
         "drafted: the proposed tokens that the target verified; state: disabled if it was in any",
         "repeat",
     ]

@@ -170,7 +170,7 @@ class LookupFirst(DrafterWrapper):
         drafter: the draft model; close() closes it too.
         min_ngram: the number of tokens that have to be equal.
         table: the n-gram table in the draft's file, if it has one.
-        store: the file of a store to copy from too; None to copy from the text itself alone.
+        remembers, store: see Suffix.
 
     Raises:
         ArgumentError: min_ngram is below 1.
@@ -183,6 +183,7 @@ class LookupFirst(DrafterWrapper):
         drafter: Drafter,
         min_ngram: int = MIN_NGRAM,
         table: NgramTable | None = None,
+        remembers: bool = True,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
         from pyllama_spec.drafters.suffix import copies_beside
@@ -190,7 +191,7 @@ class LookupFirst(DrafterWrapper):
         super().__init__(drafter)
         self.name = f"{drafter.name}+copies"
         self.min_ngram = count(min_ngram, "min_ngram", 1)
-        self._lookup = copies_beside(drafter.max_draft, self.min_ngram, store)
+        self._lookup = copies_beside(drafter.max_draft, self.min_ngram, remembers, store)
         # What the model guessed last of each sequence.
         self._guesses: dict[int, Sequence[int]] = {}
         self.table = table

@@ -104,7 +104,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         if not n:
             return draft
         with closed_on_failure(draft):
-            lookup = LookupFirst(draft, n, draft.ngram_table(), options.memory)
+            lookup = LookupFirst(draft, n, draft.ngram_table(), options.remembers, options.memory)
             lookup.name = draft.name
             return lookup
 

@@ -47,8 +47,9 @@ class DraftOptions:
         progress: called with 0.0 .. 1.0 while a file is loaded.
         devices: names of the devices that may hold layers; None for all.
         rpc_servers: see Model.
-        memory: the file of a store, from which copies are taken and to which requests are written;
-            None for no store.
+        remembers: whether copies are taken from earlier requests too.
+        memory: the file of a store that keeps these requests; None to keep them in the memory of
+            the process.
         is_adaptive: whether a controller ends drafts that do not pay; the kind's own number may
             then be larger.
     """
@@ -61,6 +62,7 @@ class DraftOptions:
     is_adaptive: bool = False
     devices: Sequence[str] | None = None
     rpc_servers: Sequence[str] | None = None
+    remembers: bool = True
     memory: str | os.PathLike[str] | None = None
     n_ctx: int | None = None
 

@@ -260,10 +260,12 @@ class Scheduler:
     ) -> None:
         """Reports the outcome of a round to the controller."""
         decided = [span for span in spans if span.decision is not None]
+        is_pure = len(decided) == len(spans) or not any(span.n_prompt for span in spans)
+        spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
+        if is_pure:
+            self.controller.weigh(spans, spent)
         if decided:
-            is_pure = len(decided) == len(spans) or not any(span.n_prompt for span in spans)
-            rest_s = round_s - propose_s - verify_s
-            self.controller.learn(decided, Spent(propose_s, verify_s, rest_s, is_pure))
+            self.controller.learn(decided, spent)
 
     def _text_span(self, run: SequenceRun, n_seqs: int) -> Span:
         """The span of a sequence that verifies beside n_seqs - 1 others with equal draft limits."""

@@ -63,7 +63,8 @@ def sources_in_words(by_source: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 _SUMS = (
-    "rounds", "drafted", "accepted", "asked", "asked_copies", "probes", "proposed", "rounds_off",
+    "rounds", "drafted", "accepted", "asked", "asked_copies", "proposed", "rounds_off",
+    "saved_error_s",
 )  # fmt: skip
 
 
@@ -81,13 +82,15 @@ class SpeculationStats:
         drafted: the number of tokens that were proposed and verified, from all sources.
         accepted: the number of those that equal the target's own choice.
         accepted_histogram: the number of rounds that accepted 0, 1, 2 ... tokens.
-        verified_histogram: the number of rounds that verified 0, 1, 2 ... drafted tokens.
+        saved_s: the seconds that drafts saved over plain decoding, negative if they lost: for each
+            round the time of as many plain tokens at that depth, less its own. None if the
+            controller knows no costs, as "fixed" does.
+        saved_error_s: their standard error, by the spread of the target's times.
         controller: the name of the controller.
         asked: the number of rounds in which a draft was asked for, of the drafter (even if for
             copies alone) or of the request's prediction.
         asked_copies: the number of those rounds in which only copies were asked for: a draft model
             with copies beside it was disabled, or the prediction answered.
-        probes: the number of `asked` rounds that were retries of a disabled drafter.
         proposed: the number of proposed tokens; `drafted` of them were verified.
         by_source: the same counts for each of SOURCES that proposed something.
         reason_off: why the drafter was disabled in the last round; None if it was not. A text that
@@ -111,11 +114,11 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=lambda: [0])
-    verified_histogram: list[int] = field(default_factory=lambda: [0])
+    saved_s: float | None = None
+    saved_error_s: float = 0.0
     controller: str = "fixed"
     asked: int = 0
     asked_copies: int = 0
-    probes: int = 0
     proposed: int = 0
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
     reason_off: str | None = None
@@ -137,7 +140,6 @@ class SpeculationStats:
         if span.asked_of:
             self.asked += 1
             self.asked_copies += span.asked_of == "copies"
-            self.probes += span.is_retry
         if n_proposed:
             self.proposed += n_proposed
             source = source_of(span)
@@ -149,7 +151,11 @@ class SpeculationStats:
             counts.drafted += n_drafted
             counts.accepted += n_accepted
         _count_in(self.accepted_histogram, n_accepted)
-        _count_in(self.verified_histogram, n_drafted)
+
+    def add_saved(self, saved_s: float, error_s: float) -> None:
+        """Adds the seconds that a round saved, and their error."""
+        self.saved_s = (self.saved_s or 0.0) + saved_s
+        self.saved_error_s += error_s
 
     def note_off(self, reason: str | None, *, is_plain: bool) -> None:
         """Records after a round or prompt part why the drafter is disabled, or None.
@@ -242,8 +248,8 @@ class SpeculationStats:
                 self.by_source.setdefault(name, SourceCounts()).add(other.by_source[name])
         for i, n in enumerate(other.accepted_histogram):
             _count_in(self.accepted_histogram, i, n)
-        for i, n in enumerate(other.verified_histogram):
-            _count_in(self.verified_histogram, i, n)
+        if other.saved_s is not None:
+            self.saved_s = (self.saved_s or 0.0) + other.saved_s
         self.reason_off = self.reason_off or other.reason_off
         self.reason_off_error = self.reason_off_error or other.reason_off_error
 
@@ -257,6 +263,11 @@ class SpeculationStats:
         """(accepted + rounds) / rounds; 0 without rounds."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
 
+    @property
+    def saved_in_words(self) -> str:
+        """The seconds saved and their error; "" if they are not known."""
+        return "" if self.saved_s is None else f"{self.saved_s:.2f} ± {self.saved_error_s:.2f} s"
+
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object for JSON."""
         is_disabled = self.state == "disabled"
@@ -265,6 +276,8 @@ class SpeculationStats:
         return {
             "drafter": self.drafter,
             "state": self.state,
+            "saved_s": self.saved_s,
+            "saved_error_s": self.saved_error_s,
             "tokens_per_round": self.tokens_per_round,
             "acceptance_rate": self.acceptance_rate,
             "rounds": self.rounds,
@@ -278,11 +291,9 @@ class SpeculationStats:
             "acceptance": self.acceptance,
             "why_exact": self.why_exact,
             "accepted_histogram": list(self.accepted_histogram),
-            "verified_histogram": list(self.verified_histogram),
             "controller": self.controller,
             "asked": self.asked,
             "asked_copies": self.asked_copies,
-            "probes": self.probes,
         }
 
 

@@ -20,8 +20,8 @@ SPECULATION = {
     "drafter", "note", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
     "accepted_histogram", "state", "disabled_since",
     "by_source",
-    "reason_off", "controller", "asked", "asked_copies", "probes", "proposed",
-    "verified_histogram", "acceptance", "why_exact",
+    "reason_off", "controller", "asked", "asked_copies", "proposed",
+    "saved_s", "saved_error_s", "acceptance", "why_exact",
 }  # fmt: skip
 TIMING = {
     "load_s", "draft_load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s",

@@ -525,13 +525,11 @@ class Suffix(Drafter):
 
 
 def copies_beside(
-    max_draft: int, min_match: int, store: str | os.PathLike[str] | None = None
+    max_draft: int, min_match: int, remembers: bool, store: str | os.PathLike[str] | None
 ) -> Suffix | PromptLookup:
     """The copier before a draft model, which drafts where a copy is unlikely.
 
-    It copies from the text itself, and from a store if one is named. Beside a model, texts of
-    earlier requests are remembered only where the owner asks for it. A match length that an index
-    does not know is looked up in the text alone.
+    A match length that an index does not know is looked up in the text alone.
     """
     if not min(ORDERS) <= min_match <= MAX_MATCH:
         if store is None:
@@ -541,7 +539,7 @@ def copies_beside(
             "with a `draft_memory`",
         )  # fmt: skip
     return Suffix(
-        max_draft, min_match=min_match, remembers=False, store=store,
+        max_draft, min_match=min_match, remembers=remembers, store=store,
         first_chance=_BESIDE_A_MODEL, resumes=False,
     )  # fmt: skip
 
