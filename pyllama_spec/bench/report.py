@@ -19,7 +19,6 @@ from pyllama_spec.bench.figures import (
 from pyllama_spec.speculative.stats import (
     SpeculationStats,
     idle_in_words,
-    since_in_words,
     sources_as_dict,
     sources_in_words,
 )
@@ -160,7 +159,7 @@ def own_share(result: BenchResult) -> float | None:
 
 
 def _states(result: BenchResult) -> list[str]:
-    """The texts in which the drafter was idle or disabled, since which round, and why."""
+    """The texts in which the drafter was idle or disabled, and why."""
     runs = [(prompt.id, pair.spec.stats) for prompt in result.prompts for pair in prompt.pairs]
     by_words: dict[tuple[str, str], list[tuple[str, SpeculationStats]]] = {}
     for name, one in runs:
@@ -169,15 +168,9 @@ def _states(result: BenchResult) -> list[str]:
         elif one.state == "idle":
             words = f"{one.asked > 0} {one.proposed > 0}"
             by_words.setdefault(("was idle", words), []).append((name, one))
-        elif one.copies_alone:
-            why = "nothing of its model was accepted"
-            by_words.setdefault(("gave only copies", why), []).append((name, one))
     out = []
     for (what, why), those in by_words.items():
-        since = ""
-        if what == "was disabled":
-            since = f", {since_in_words([one.off_since or 0 for _, one in those])}"
-        elif what == "was idle":
+        if what == "was idle":
             why = idle_in_words(
                 sum(one.asked for _, one in those), sum(one.proposed for _, one in those)
             )
@@ -185,7 +178,7 @@ def _states(result: BenchResult) -> list[str]:
         named = ", ".join(names[:_MOST_NAMES])
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         texts = f"{len(those)} of {len(runs)} texts ({named}{more})"
-        out.append(f"the drafter {what} in {texts}{since}: {why}")
+        out.append(f"the drafter {what} in {texts}: {why}")
     return out
 
 

@@ -133,7 +133,7 @@ class Round:
         run.stats.controller = self.scheduler.controller_name
         self.settle_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
-            run.stats.note_off(_NEVER.format(self.max_draft_reason), is_plain=False)
+            run.stats.reason_off = _NEVER.format(self.max_draft_reason)
         self.scheduler.begin(run)
         self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
         self.sequences.begin(run)
@@ -518,8 +518,7 @@ class Round:
             if span.seq not in failures:  # they are recorded already
                 reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
                 is_asked = span.asked_of == "drafter" and not span.is_retry
-                is_plain = bool(span.tokens) and not span.n_verified and not is_asked
-                run.stats.note_off(reason, is_plain=is_plain)
+                run.stats.reason_off = None if is_asked else reason
 
 
 def _check_attachable(drafter: Drafter, target: Context) -> None:

@@ -470,7 +470,7 @@ def check_counts(outcome: Outcome, n_prompt: int, drafting: Drafting | None) -> 
     for name in ("proposed", "drafted", "accepted"):
         of_sources = [one[name] for one in counts["by_source"].values()]
         assert sum(of_sources) == counts[name], "each draft has its source"
-    assert counts["asked_copies"] <= counts["asked"] <= rounds
+    assert counts["asked"] <= rounds
     # What the rounds committed, and the prompt's token: a stop string may cut the last one.
     assert usage is None or usage["completion_tokens"] <= accepted + rounds + 1
     if outcome.finish == "length":
