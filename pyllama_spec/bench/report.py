@@ -143,9 +143,6 @@ def _states(result: BenchResult) -> list[str]:
         elif one.state == "idle":
             what = "was not asked" if not one.asked else "proposed nothing that was verified"
             by_words.setdefault(("was idle", what), []).append(name)
-        elif one.copies_alone:
-            why = "nothing of its model was accepted"
-            by_words.setdefault(("gave only copies", why), []).append(name)
     out = []
     for (what, why), those in by_words.items():
         names = list(dict.fromkeys(those))
