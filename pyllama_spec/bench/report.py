@@ -79,7 +79,6 @@ def _comparison(both: Comparison) -> dict[str, Any]:
         "n_texts": both.plain.n_texts,
         "n_tokens": both.plain.n_tokens,
         "rounds": counts.rounds,
-        "rounds_without_draft": counts.verified_histogram[0],
         "drafted": counts.drafted,
         "accepted": counts.accepted,
     }

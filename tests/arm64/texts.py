@@ -62,7 +62,8 @@ def unequal_parts(path: Path) -> list[int]:
                 batch = Batch(_N_LONG)
                 batch.extend(tokens[start:end], start, output_last=True)
                 context.decode(batch)
-            return context.logits(end - start - 1).copy()
+            row: np.ndarray = context.logits(end - start - 1).copy()
+            return row
 
         whole = last_row(())
         return [cut for cut in _CUTS if not np.array_equal(whole, last_row((cut,)))]
