@@ -79,7 +79,6 @@ def _comparison(both: Comparison) -> dict[str, Any]:
         "n_texts": both.plain.n_texts,
         "n_tokens": both.plain.n_tokens,
         "rounds": counts.rounds,
-        "rounds_without_draft": counts.verified_histogram[0],
         "drafted": counts.drafted,
         "accepted": counts.accepted,
     }
@@ -143,9 +142,6 @@ def _states(result: BenchResult) -> list[str]:
         elif one.state == "idle":
             what = "was not asked" if not one.asked else "proposed nothing that was verified"
             by_words.setdefault(("was idle", what), []).append(name)
-        elif one.copies_alone:
-            why = "nothing of its model was accepted"
-            by_words.setdefault(("gave only copies", why), []).append(name)
     out = []
     for (what, why), those in by_words.items():
         names = list(dict.fromkeys(those))

@@ -100,17 +100,17 @@ def test_what_became_of_the_drafter_is_said() -> None:
     """Disabled, idle or used, with the texts in which it was; "disabled" in one repeat wins."""
     off: dict[str, Any] = {"reason_off_error": ValueError(), "reason_off": "it does not pay"}
     runs = [
-        made_up_run([(1, 1)] * 6, 1.0, drafter="d", off_since=2, **off),
-        made_up_run([(1, 1)] * 6, 1.0, drafter="d", off_since=4, **off),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", **off),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", **off),
         made_up_run([(1, 1)] * 6, 1.0, drafter="d", asked=6, proposed=6),
         made_up_run([(0, 0)] * 12, 1.0, drafter="d", asked=6),
-        made_up_run([(1, 1)] * 6, 1.0, drafter="d", asked=6, asked_copies=6),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", asked=6),
     ]
     plain = made_up_run([(0, 0)] * 12, 2.0)
     prompts = [one_prompt(Pair(plain, run), name=f"p{i}") for i, run in enumerate(runs)]
     result = made_up_result(prompts)
     said = [note for note in notes(result) if "drafter" in note]
-    assert [note.partition("(")[2].partition(")")[0] for note in said] == ["p0, p1", "p3", "p4"]
+    assert [note.partition("(")[2].partition(")")[0] for note in said] == ["p0, p1", "p3"]
     assert "it does not pay" in said[0]
     states = [line["state"] for line in to_json(result)["prompts"]]
     assert states == ["disabled", "disabled", "used", "idle", "used"]
