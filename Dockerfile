@@ -14,7 +14,7 @@ RUN make -C /source wheel BACKEND="${BACKEND#cpu}"
 
 FROM python:3.12-slim
 ARG BACKEND
-COPY --from=build /source/dist* /wheels
+COPY --from=build /source/dist* /wheels/
 RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[server]" \
         $([ "$BACKEND" = cpu ] || echo nvidia-cublas nvidia-cuda-runtime) \
     && rm -r /wheels && useradd --create-home server
