@@ -143,15 +143,17 @@ def _of_kind(error: BaseException, face: Face) -> ApiError:
     if not isinstance(error, PyllamaSpecError):
         return ApiError(500, "the server failed inside; its log says where", "internal_error")
     status, code = next((status, code) for kind, status, code in _KINDS if isinstance(error, kind))
-    param = face.name(error.param)[:_MAX_NAME] if status == 400 else ""
-    return ApiError(status, for_client(error, face), code, param or None, option=error.option)
-
-
-def for_client(error: PyllamaSpecError, face: Face | None = None) -> str:
-    """An error without what is the operator's alone: the advice for opening a model, addresses."""
+    param, text = face.name(error.param)[:_MAX_NAME] if status == 400 else "", error.rendered(face)
     if isinstance(error, RemoteError):
-        return f"a server with layers of the model is lost; {LATER}"
-    return error.rendered(face or face_of())
+        text = f"a server with layers of the model is lost; {LATER}"  # and not its address
+    elif isinstance(error, ContextFullError) and error.n_ctx:
+        # Words of OpenAI and of llama-server, by which LiteLLM and others know the error.
+        asked = f"a request of {error.n_tokens} tokens" if error.n_tokens else "the request"
+        text = (
+            f"This model's maximum context length is {error.n_ctx} tokens: {asked} is too large "
+            "and exceeds the available context size"
+        )
+    return ApiError(status, text, code, param or None, option=error.option)
 
 
 # msgspec's names of types, as JSON has them.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +31,12 @@ class ServerSettings:
         read_keys: rereads the keys at SIGHUP; None if they never change.
         allowed_hosts: allowed names in the Host header; () for any. This refuses foreign pages
             whose domain resolves to this machine.
-        cors_origins: origins whose pages may send requests; "*" for all.
+        cors_origins: origins whose pages may send requests; "*" for all, "localhost" for those of
+            this machine at any port.
         defaults: request options for requests without them, by RequestOptions' names.
         chat_defaults: the same for chats alone, by the names of create_chat_completion().
         is_greedy_below_0: whether a temperature below 0 is greedy; otherwise as in Llama.
         max_body_bytes: the most bytes of a request's body.
-        max_messages: the most messages of a chat.
         max_inputs: the most texts in one request for embeddings, documents in one to rank, and
             prompts in one completion.
         max_tokens: the most tokens of an answer; None for the context's length.
@@ -55,6 +53,7 @@ class ServerSettings:
         logs_clients: whether the log contains the addresses of clients.
         logs_checks: whether the log has a line for each answer of /health, /ready and /metrics;
             otherwise only for errors.
+        logs_json: whether each line of the log is a JSON object.
         flags: the serving program's names for keywords of Llama() and for these attributes; for a
             refused request, the log names the one that would allow it; "" for none.
 
@@ -81,7 +80,6 @@ class ServerSettings:
     is_greedy_below_0: bool = False
     # fmt: off
     max_body_bytes: int = option(8 << 20, low=1)
-    max_messages: int = option(2048, low=1)
     max_inputs: int = option(2048, low=1)
     max_tokens: int | None = option(
         None, low=1, cli="--max-tokens", metavar="N", group="bounds",
@@ -127,6 +125,10 @@ class ServerSettings:
     logs_clients: bool = option(
         False, cli="--log-clients", group="answers",
         help="log the clients' addresses, or those that a proxy on this machine forwards",
+    )
+    logs_json: bool = option(
+        False, cli="--log-json", group="answers", help="write each line of the log as JSON",
+        server="--log-jsonl", server_off="--no-log-jsonl",
     )
     # fmt: on
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -191,12 +193,3 @@ def reader_of(
         return (*others, *keys_of(path))
 
     return read
-
-
-def notes_of(path: str | os.PathLike[str] | None) -> list[str]:
-    """Remarks on a key file for the user, one per line."""
-    with suppress(OSError):
-        if path is not None and os.name == "posix" and Path(path).stat().st_mode & stat.S_IROTH:
-            shown = os.fspath(path)
-            return [f"every user of this machine may read the keys: chmod 600 {shown}"]
-    return []
