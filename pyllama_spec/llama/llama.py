@@ -94,7 +94,6 @@ from pyllama_spec.llama.responses import (
     check_stream,
     new_id,
 )
-from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import (
     MAX_LOGPROBS,
     LogitsProcessor,
@@ -247,12 +246,6 @@ class Llama(Closeable):
         del local_dir_use_symlinks
         path = _downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
         return cls(path, **keywords)
-
-    @property
-    def file_keywords(self) -> dict[str, object]:
-        """The keywords that may name a file, each with its value."""
-        known = options_of(OpenOptions).values()
-        return {one.name: getattr(self._opened_with, one.name) for one in known if one.is_path}
 
     # ---- the vocabulary
 

@@ -50,16 +50,19 @@ class ApiError(Exception):
         self.request_id: str | None = None
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = dict(headers or {})
+        self.details: dict[str, Any] = {}
 
     @property
     def type(self) -> str:
         """OpenAI's name for this kind of error."""
+        if self.code == _TOO_LONG:  # llama-server's
+            return "exceed_context_size_error"
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else _SERVER)
 
 
 # OpenAI's and Anthropic's packages would send the request twice more.
 NO_RETRY = {"X-Should-Retry": "false"}
-_SERVER = "server_error"
+_SERVER, _TOO_LONG = "server_error", "context_length_exceeded"
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -111,7 +114,7 @@ def face_of(given: Collection[str] = ()) -> Face:
 
 # The first that fits counts.
 _KINDS: tuple[tuple[type[PyllamaSpecError], int, str], ...] = (
-    (ContextFullError, 400, "context_length_exceeded"),
+    (ContextFullError, 400, _TOO_LONG),
     (QueueFullError, 429, "queue_full"),
     (DeadlineError, 504, "timeout"),
     (CancelledError, 503, "cancelled"),
@@ -153,7 +156,10 @@ def _of_kind(error: BaseException, face: Face) -> ApiError:
             f"This model's maximum context length is {error.n_ctx} tokens: {asked} is too large "
             "and exceeds the available context size"
         )
-    return ApiError(status, text, code, param or None, option=error.option)
+    made = ApiError(status, text, code, param or None, option=error.option)
+    if isinstance(error, ContextFullError):
+        made.details = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
+    return made
 
 
 # msgspec's names of types, as JSON has them.
@@ -185,5 +191,6 @@ def openai_error(error: ApiError) -> dict[str, Any]:
             "type": error.type,
             "param": error.param,
             "code": error.code,
+            **error.details,
         }
     }

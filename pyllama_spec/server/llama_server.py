@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.engine.checks import instance, one_of, real
+from pyllama_spec.engine.checks import instance, one_of
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
@@ -35,11 +35,6 @@ def _file(text: str) -> str:
     return read_text(Path(text), "the file")
 
 
-def _scaled(text: str) -> list[tuple[str, float]]:
-    path, _, scale = text.rpartition(":")
-    return [(path, float(scale))]
-
-
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
@@ -51,7 +46,6 @@ class Own:
         (), server="--spec-type", variable="ARG_SPEC_TYPE", is_repeated=True
     )
     adapters: Sequence[str] = option((), server="--lora", is_repeated=True)
-    scaled: Any = option((), server="--lora-scaled", read=_scaled, is_repeated=True)
     kv_unified: bool = option(
         False, server="-kvu --kv-unified", variable="ARG_KV_UNIFIED",
         server_off="-no-kvu --no-kv-unified", variable_off="ARG_NO_KV_UNIFIED",
@@ -103,7 +97,7 @@ FLAGS = flags_of(*_TABLES)
 _NAMES = {
     **names_of("server", *_TABLES),
     "embedding": "--embeddings", "max_body_bytes": "",
-    "max_waiting": "-np", "model_path": "-m", "adapters": "--lora-scaled",
+    "max_waiting": "-np", "model_path": "-m",
 }  # fmt: skip
 # What changes nothing here; a name with * stands for all that begin so.
 _IDLE = """
@@ -163,9 +157,10 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         verbosity = 2 if values.get("is_silent") else values.get("verbosity", 3)
         quiet = logging.ERROR if verbosity < 2 else logging.WARNING
         return Plan(
-            keywords=_keywords(values, notes), adapters=_adapters(values), settings=settings,
-            listening=listening, notes=[*notes, *more], log_file=values.get("log_file"),
-            log_level=logging.INFO if verbosity > 2 else quiet, names=names,
+            keywords=_keywords(values, notes), adapters=values.get("adapters", ()),
+            settings=settings, listening=listening, notes=[*notes, *more],
+            log_file=values.get("log_file"), names=names,
+            log_level=logging.INFO if verbosity > 2 else quiet,
         )  # fmt: skip
 
 
@@ -192,11 +187,6 @@ def _keywords(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     elif name:
         keywords["chat_format"] = _TEMPLATES.get(name, name)
     return keywords
-
-
-def _adapters(values: Mapping[str, Any]) -> list[tuple[str, float]]:
-    plain = [(path, 1.0) for path in values.get("adapters", ())]
-    return [*plain, *((path, real(scale, "adapters")) for path, scale in values.get("scaled", ()))]
 
 
 def _draft(values: Mapping[str, Any]) -> str | None:

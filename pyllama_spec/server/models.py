@@ -208,7 +208,7 @@ class ServedModel:
         self.failure: Failure | None = None
         self.n_users = self.n_waiting = 0
         self.n_bytes = 0 if opened is None else opened.n_bytes
-        self.last_used = self.loaded_at = monotonic()
+        self.last_used = monotonic()
         self.loading: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -258,7 +258,7 @@ class Models:
         self.only: ServedModel | None = None
         if isinstance(listed, Llama):
             name = settings.alias or Path(listed.model_path).name
-            keywords = {**listed.file_keywords, "max_waiting": listed.max_waiting}
+            keywords = {"model_path": listed.model_path, "max_waiting": listed.max_waiting}
             spec = ModelSpec(name=name, keywords=keywords, aliases=settings.aliases)
             self.only = only = ServedModel(spec, Opened(listed))
             only.service = Service(listed, settings, name, serving.metrics.of(name))
@@ -378,12 +378,12 @@ class Models:
             )  # fmt: skip
             one.opened, one.failure = opened, None
             one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
-            one.n_bytes, one.loaded_at = opened.n_bytes, monotonic()
+            one.n_bytes = opened.n_bytes
             self._released(one)
-            seconds = one.loaded_at - begin
             log.info(
-                "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB
-            )
+                "%s was loaded in %.1f s and takes %d MiB", one.name, monotonic() - begin,
+                one.n_bytes // _MIB,
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
             self._note_failure(one, error)
         finally:

@@ -197,7 +197,7 @@ class HttpServer(uvicorn.Server):
         if _HANGUP is not None:
             # Of a closed terminal, or as a service's reload; nohup redirects the input.
             is_of_terminal = sys.stdin is not None and sys.stdin.isatty()
-            handlers[_HANGUP] = self.handle_exit if is_of_terminal else self._hang_up
+            handlers[_HANGUP] = self.handle_exit if is_of_terminal else self._reload
         before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
         try:
             yield
@@ -205,8 +205,7 @@ class HttpServer(uvicorn.Server):
             for one, old in before.items():
                 signal.signal(one, old)
 
-    def _hang_up(self, sig: int, frame: FrameType | None) -> None:
-        """Handles SIGHUP."""
+    def _reload(self, sig: int, frame: FrameType | None) -> None:
         self.read_again()
 
     def read_again(self) -> None:
@@ -257,9 +256,11 @@ class _Protocol(H11Protocol):
         self._look()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more: it has left, or waits for its answer."""
+        """The client sends no more: it has left, or waits for its answer, which has not begun."""
         cycle = self.cycle
-        if cycle is None or cycle.response_complete or cycle.more_body or self.config.is_ssl:
+        if cycle is None or cycle.response_started or cycle.more_body or self.config.is_ssl:
+            return False
+        if cycle.scope["http_version"] != "1.1":  # to which no 1xx may be sent
             return False
         self._is_half_closed = True
         self._probe(_PROBE_S)

@@ -209,7 +209,7 @@ class Plan:
         keywords: those of Llama(), or of the first model.
         settings, listening: the server's.
         models: several models, in place of one.
-        adapters: LoRA files with their scales.
+        adapters: LoRA files.
         notes: lines for the user.
         log_level, log_file: of the server's log.
         names: what the user called each option.
@@ -219,7 +219,7 @@ class Plan:
     settings: ServerSettings
     listening: Listening
     models: ModelList | None = None
-    adapters: Sequence[tuple[str, float]] = ()
+    adapters: Sequence[str] = ()
     notes: Sequence[str] = ()
     log_level: int = logging.INFO
     log_file: Path | None = None
@@ -293,7 +293,7 @@ def _serve(meant: Plan, say: Callable[[str], None]) -> None:
         return
     with Llama(**meant.keywords) as llm:
         if meant.adapters:
-            llm.set_adapters(meant.adapters)
+            llm.set_adapters([(path, 1.0) for path in meant.adapters])
         served = Path(meant.keywords["model_path"]).name
         with suppress(UnsupportedError):  # a model that only embeds has no draft
             served += f", draft {llm.drafter_name}"

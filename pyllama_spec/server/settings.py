@@ -23,7 +23,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ServerSettings:
     """The limits, keys and defaults of a server.
 
-    Attributes:
+    Attributes: those without an option of the command line, which has its help.
         alias: the model's name in answers to requests without a name for it; None for the file's.
         aliases: further names of the model in the list of models.
         api_keys: the keys, one of which every request needs; none for a server without keys. "KEY #
@@ -31,29 +31,15 @@ class ServerSettings:
         read_keys: rereads the keys at SIGHUP; None if they never change.
         allowed_hosts: allowed names in the Host header; () for any. This refuses foreign pages
             whose domain resolves to this machine.
-        cors_origins: origins whose pages may send requests; "*" for all, "localhost" for those of
-            this machine at any port.
         defaults: request options for requests without them, by RequestOptions' names.
         chat_defaults: the same for chats alone, by the names of create_chat_completion().
         is_greedy_below_0: whether a temperature below 0 is greedy; otherwise as in Llama.
         max_body_bytes: the most bytes of a request's body.
         max_inputs: the most texts in one request for embeddings, documents in one to rank, and
             prompts in one completion.
-        max_tokens: the most tokens of an answer; None for the context's length.
-        max_time_s: the most seconds of a request, waiting included; None for no bound.
         body_timeout_s: seconds for a body to arrive.
-        send_timeout_s: seconds for a client to take one event of a stream; after that it counts as
-            gone.
         ping_s: seconds of silence after which a stream sends a comment.
         retry_after_s: the Retry-After of every 429 and 503.
-        stop_timeout_s: seconds for running requests to finish when the server stops.
-        has_slots: whether /slots reports what is computed now.
-        has_metrics: whether /metrics reports figures.
-        has_page: whether there is a page at /.
-        logs_clients: whether the log contains the addresses of clients.
-        logs_checks: whether the log has a line for each answer of /health, /ready and /metrics;
-            otherwise only for errors.
-        logs_json: whether each line of the log is a JSON object.
         flags: the serving program's names for keywords of Llama() and for these attributes; for a
             refused request, the log names the one that would allow it; "" for none.
 
@@ -73,7 +59,8 @@ class ServerSettings:
         is_repeated=True,
         read=str,
         group="address",
-        help="an origin whose pages may call; may be repeated [none]",
+        help="an origin whose pages may call, * for all, localhost for this machine's; may be "
+        "repeated [none]",
     )
     defaults: Mapping[str, Any] = field(default_factory=dict)
     chat_defaults: Mapping[str, Any] = field(default_factory=dict)

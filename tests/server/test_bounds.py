@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.server import messages, responses
-from pyllama_spec.server.service import Thoughts
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, is_idle, served, until
 
@@ -110,13 +108,3 @@ def test_a_bomb_is_a_400(client: Client, path: str) -> None:
             assert status == 400, (name, answer)
             assert answer["error"]["message"]
         assert not client.service.answers
-
-
-def test_thoughts_in_parts_are_one_text() -> None:
-    turn = {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "b"}, THOUGHT]}
-    request = messages.MessagesRequest(messages=[USER, turn, turn, USER])
-    chat = messages.chat_request(request, Thoughts())
-    assert chat.messages[1]["reasoning_content"] == "aaaa"
-    items = [REASONING, REASONING, USER, REASONING, USER]
-    chat = responses.chat_request(responses.ResponsesRequest(input=items), Thoughts())
-    assert [one.get("reasoning_content") for one in chat.messages] == ["aa", None, "a", None]

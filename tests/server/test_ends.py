@@ -190,8 +190,6 @@ def test_the_end_of_the_server_cuts_what_does_not_end() -> None:
     ("kind", "stop_timeout_s", "is_repeated"),
     [
         (signal.SIGTERM, "0.2", False),
-        (signal.SIGINT, "0.2", False),
-        (signal.SIGTERM, "3600", True),
         (signal.SIGINT, "3600", True),
     ],
 )

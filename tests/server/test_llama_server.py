@@ -101,13 +101,12 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     ("--port 1", "-m"), ("-m t.gguf -c", "-c"), ("-m t.gguf -c many", "-c"),
     ("-m t.gguf -r \\xff", "-r"), ("-m t.gguf --spec-type draft-eagle3", "-md"),
     ("-m t.gguf --override-kv a=int:x", "--override-kv"),
-    ("-m t.gguf --lora-scaled a:b", "--lora-scaled"), ("-m t.gguf -fa perhaps", "-fa"),
+    ("-m t.gguf -fa perhaps", "-fa"),
     ("-m t.gguf --chat-template-file /no/where", "--chat-template-file"),
     ("-m t.gguf --ssl-key-file k", "--ssl-cert-file"),
     ("-hf ggml-org/x", "-hf"), ("-m t.gguf --models-dir d", "--models"),
     # What each request would be refused for.
     ("-m t.gguf --min-p 7", "--min-p"), ("-m t.gguf -s -9", "-s"),
-    ("-m t.gguf --lora-scaled a:nan", "--lora"),
 ])  # fmt: skip
 def test_a_line_that_is_refused(line: str, named: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(named)):
@@ -184,9 +183,9 @@ def test_what_is_logged_under_their_flags(line: str, level: int, file: Path | No
 def test_adapters_and_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
-    line = f"-m t.gguf --lora a,b --lora-scaled c:d:0.5 --api-key-file {keys} --api-key three,four"
+    line = f"-m t.gguf --lora a,b --api-key-file {keys} --api-key three,four"
     meant = llama_server.plan(line.split(), {"LLAMA_API_KEY": "five"})
-    assert meant.adapters == [("a", 1.0), ("b", 1.0), ("c:d", 0.5)]
+    assert meant.adapters == ["a", "b"]
     assert any("--api-key is seen" in note for note in meant.notes)
     known = Keys(meant.settings.api_keys)
     assert all(known.caller_of(key) for key in ("one", "two", "three", "four"))

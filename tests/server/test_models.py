@@ -19,7 +19,6 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.app import ROUTES
-from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.models import model_path
 from tests.server.models_world import (
     ASKED,
@@ -33,7 +32,7 @@ from tests.server.models_world import (
     states,
     text_of,
 )
-from tests.server.world import ENDLESS, PATIENCE_S, TEXT, Client, is_idle, served, until
+from tests.server.world import ENDLESS, PATIENCE_S, TEXT, is_idle, served, until
 from tests.tiers import release_except
 
 __all__ = ["adapters"]
@@ -308,23 +307,6 @@ def test_an_end_in_the_middle_of_a_load(is_preloaded: bool) -> None:
         models.may_go_on.set()
     assert models.named("a").service is None
     assert all(one.llm.model.is_closed for one in models.made)
-
-
-def test_what_was_read_is_kept_for_each_model_in_one_folder(tmp_path: Path) -> None:
-    long = {"prompt": "the cat sat on the mat " * 3, "max_tokens": 2, "temperature": 0}
-
-    def cached(client: Client, name: str) -> int:
-        answer = client.right(TEXT, {**long, "model": name})
-        n: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return n
-
-    for is_second in (False, True):
-        folder = PrefixFolder(tmp_path / "kept", 1 << 30, min_tokens=16)
-        with several(spec("a"), spec("b"), cache=folder) as (client, _):
-            found = [cached(client, name) for name in "ab"]
-        folder.close()
-        assert all(found) == is_second
-        assert any(found) == is_second
 
 
 @pytest.mark.parametrize(

@@ -77,28 +77,6 @@ def test_bytes_of_weights_and_past_tokens_and_drafts_are_the_bound() -> None:
         assert states(client) == {"a": "unloaded", "b": "unloaded", "c": "loaded"}
 
 
-def test_what_is_opened_with_the_first_embedding_counts_from_then_on() -> None:
-    vectors = {"embedding": True, "pooling_type": "mean"}
-    with Llama(**keywords("a", **vectors)) as llm, Llama(**keywords("b")) as other:
-        before, of_b = llm.memory_bytes, other.memory_bytes
-        llm.embed("the cat")
-        context = llm._embeddings.context
-        assert context is not None
-        more = context.memory_bytes
-        assert more > 0
-        assert llm.memory_bytes == before + more
-        # A file's keys count before it was ever loaded.
-        bound = before + of_b + model_path("llama", seed=1).stat().st_size
-    with several(spec("a", vectors), spec("b"), memory_bytes=bound) as (client, models):
-        assert [asked(client, name)[0] for name in "ab"] == [200, 200]
-        assert states(client) == {"a": "loaded", "b": "loaded"}
-        assert models.named("a").n_bytes == before
-        assert client.post("/v1/embeddings", {"input": "the cat", "model": "a"})[0] == 200
-        until(lambda: models.named("a").n_bytes == before + more)
-        meta = client.get("/v1/models/a")[1]["meta"]
-        assert meta["memory_bytes"] == before + more
-
-
 def test_keep_alive_closes_what_nobody_asks_for() -> None:
     with several(spec("a", keep_alive_s=0), spec("b")) as (client, models):
         for _ in range(2):

@@ -117,28 +117,6 @@ def test_options_of_llama_cpp_pythons_server(tmp_path: Path) -> None:
     assert plain.keywords["n_ctx"] == 2048
 
 
-@pytest.mark.parametrize("line, environment, expected", [
-    ("", {}, ("f.gguf", 64, "a.gguf", 6, "127.0.0.1", 1)),
-    ("", {"N_CTX": "99", "MODEL": "e.gguf"}, ("f.gguf", 64, "a.gguf", 6, "127.0.0.1", 1)),
-    ("", {"DRAFT": "b.gguf", "N_DRAFT": "9"}, ("f.gguf", 64, "a.gguf", 6, "127.0.0.1", 1)),
-    ("", {"HOST": "::1", "PORT": "5"}, ("f.gguf", 64, "a.gguf", 6, "::1", 5)),
-    ("--host localhost --port 7 --n_ctx 32", {"HOST": "::1", "PORT": "5", "N_CTX": "99"},
-     ("f.gguf", 32, "a.gguf", 6, "localhost", 7)),
-    ("--draft_model c.gguf", {"DRAFT": "b.gguf"}, ("f.gguf", 64, "c.gguf", 6, "127.0.0.1", 1)),
-], ids=["file", "environment", "draft", "address", "line", "line's draft"])  # fmt: skip
-def test_which_place_counts_before_which(
-    line: str, environment: dict[str, str], expected: tuple[Any, ...], tmp_path: Path
-) -> None:
-    file = tmp_path / "config.json"
-    model = {
-        "model": "f.gguf", "n_ctx": 64, "draft_model": "a.gguf", "draft_model_num_pred_tokens": 6,
-    }  # fmt: skip
-    file.write_text(json.dumps({"host": "127.0.0.1", "port": 1, "models": [model]}))
-    meant = llama_cpp_server.plan(line.split(), {**environment, "CONFIG_FILE": str(file)})
-    found = tuple(meant.keywords[name] for name in ("model_path", "n_ctx", "draft", "n_draft"))
-    assert (*found, meant.listening.host, meant.listening.port) == expected
-
-
 @pytest.mark.parametrize("line, kind", [
     ("--n_ctx 5", ArgumentError), ("--model", ArgumentError),
     ("--model m --n_ctx many", ArgumentError), ("--model m --what 3", ArgumentError),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from pyllama_spec import Llama, RemoteError
-from tests.models import model_path
+from pyllama_spec import Llama
 from tests.rpc.tools import Server
 from tests.server.models_world import asked, keywords, several, spec, text_of
 from tests.server.world import Client, Endless, served, until
@@ -80,49 +78,3 @@ def test_a_model_that_only_embeds_is_opened_again(serving: Any) -> None:
         layers.start()
         until(lambda: client.post(*asked_for)[0] == 200)
         assert client.right(*asked_for)["data"] == vector
-
-
-def test_threads_that_reopen_a_llama_open_it_once() -> None:
-    with Server() as layers, Llama(**keywords("a", n_parallel=1, **remote(layers))) as llm:
-        layers.kill()
-        with pytest.raises(RemoteError):
-            llm.create_completion("the cat", max_tokens=8)
-        layers.start()
-
-        def reopened(_: int) -> int:
-            llm.reopen()
-            return id(llm.model)
-
-        with ThreadPoolExecutor(3) as pool:
-            assert len({*pool.map(reopened, range(3))}) == 1
-
-
-def works(llm: Llama) -> bool:
-    return llm.is_usable  # a call, since mypy keeps what a property was
-
-
-def test_a_llama_is_opened_again_in_place() -> None:
-    given = {**keywords("a"), "n_parallel": 1}
-    with Server() as layers, Llama(**given, **remote(layers)) as llm:
-        expected = llm.create_completion("the cat", max_tokens=8, temperature=0)
-        assert works(llm)
-        llm.chat_format, llm.last_n_tokens_size = "chatml", 7
-        llm.set_seed(5)
-        layers.kill()
-        with pytest.raises(Exception, match="lost"):
-            llm.create_completion("the cat and the dog", max_tokens=8)
-        assert not works(llm)
-        seeds = llm._opened.seeds.state
-        with pytest.raises(Exception, match="cannot be reached"):
-            llm.reopen()
-        assert not works(llm)
-        layers.start()
-        llm.reopen()
-        assert works(llm)
-        assert (llm.chat_format, llm.last_n_tokens_size) == ("chatml", 7)
-        assert llm._opened.seeds.state == seeds
-        again = llm.create_completion("the cat", max_tokens=8, temperature=0)
-        assert text_of((200, again)) == text_of((200, expected))
-        model = str(model_path("llama", seed=0))
-        assert llm.model_path == model
-    assert not works(llm)
