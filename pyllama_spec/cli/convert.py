@@ -23,9 +23,8 @@ def add_convert(commands: _Commands) -> None:
         help="the draft's folder, with config.json and .safetensors or .bin files",
     )  # fmt: skip
     parser.add_argument(
-        "--target", type=Path, required=True, metavar="TARGET",
-        help="the target's GGUF, or its folder with config.json and tokenizer.json",
-    )  # fmt: skip
+        "--target", type=Path, required=True, metavar="TARGET.gguf", help="the target's GGUF"
+    )
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the file to write"
     )
@@ -58,7 +57,7 @@ def run_convert(args: argparse.Namespace) -> int:
     vocabulary = "" if report.n_draft_vocab is None else f", {report.n_draft_vocab} draft tokens"
     blocks = "" if report.block_size is None else f", blocks of {report.block_size}"
     print(
-        f"{report.path}: {report.draft} ({report.layout}), layer inputs {layers} of the target"
+        f"{report.path}: {report.draft}, layer inputs {layers} of the target"
         f"{blocks}{vocabulary}, {report.n_tensors} tensors, {report.type_name}, "
         f"{report.n_bytes / 1e6:.1f} MB"
     )

@@ -28,7 +28,11 @@ from pyllama_spec.errors import (
     warn,
 )
 from pyllama_spec.gguf.header import check_header
+from pyllama_spec.gguf.reader import read_table
+from pyllama_spec.gguf.values import read_integers
 
+# The tensors of an n-gram table, and their types.
+_NGRAMS = {"ngram.keys": "I32", "ngram.ids": "I32", "ngram.p": "I8"}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
@@ -230,18 +234,17 @@ class Model(Owner):
             Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md explains
             them. Only their presence is checked.
         """
-        place = self._raw.ngrams
-        if not place.n:
+        tensors = read_table(self.path).tensors
+        if _NGRAMS.keys().isdisjoint(tensors):
             return None
-        parts = ((place.keys_at, "<u4"), (place.ids_at, "<i4"), (place.p_at, "i1"))
-        try:
-            # Read and not mapped: a file that is cut off later must not end the process.
-            keys, ids, p = (np.fromfile(self.path, t, place.n, offset=at) for at, t in parts)
-        except OSError as error:
-            raise ModelLoadError(f"{self.path} cannot be read: {error}") from None
-        if not len(keys) == len(ids) == len(p) == place.n:
-            raise ModelLoadError(f"{self.path} was cut off since it was loaded; load it again")
-        return NgramArrays(keys, ids, p)
+        arrays = []
+        for name, kind in _NGRAMS.items():
+            tensor = tensors.get(name)
+            if tensor is None or tensor.shape != tensors["ngram.keys"].shape:
+                raise ModelLoadError(f"{self.path}: {name} is missing, or of another shape")
+            arrays.append(read_integers(self.path, tensor, kind))
+        keys, ids, p = arrays
+        return NgramArrays(keys.view(np.uint32), ids, p)
 
     @property
     def draft_block(self) -> DraftBlock | None:
