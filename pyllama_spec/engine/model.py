@@ -9,14 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, text
 from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.identity import digest_of, stamp_of
 from pyllama_spec.engine.load_errors import load_error, not_a_model
-from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
+from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo
 from pyllama_spec.engine.overrides import Override, check_fits, facts_of, raw_overrides
 from pyllama_spec.engine.rpc import server_names
 from pyllama_spec.engine.system import device_names
@@ -28,11 +26,7 @@ from pyllama_spec.errors import (
     warn,
 )
 from pyllama_spec.gguf.header import check_header
-from pyllama_spec.gguf.reader import read_table
-from pyllama_spec.gguf.values import read_integers
 
-# The tensors of an n-gram table, and their types.
-_NGRAMS = {"ngram.keys": "I32", "ngram.ids": "I32", "ngram.p": "I8"}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
@@ -226,25 +220,6 @@ class Model(Owner):
         out = ffi.new("int32_t[]", n)
         check(lib.llama_spec_model_target_layers(self.handle, out), "cannot read the draft")
         return tuple(ffi.unpack(out, n))
-
-    def ngram_arrays(self) -> NgramArrays | None:
-        """The n-gram table in a draft's file, as arrays; None without one.
-
-        Returns:
-            Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md explains
-            them. Only their presence is checked.
-        """
-        tensors = read_table(self.path).tensors
-        if _NGRAMS.keys().isdisjoint(tensors):
-            return None
-        arrays = []
-        for name, kind in _NGRAMS.items():
-            tensor = tensors.get(name)
-            if tensor is None or tensor.shape != tensors["ngram.keys"].shape:
-                raise ModelLoadError(f"{self.path}: {name} is missing, or of another shape")
-            arrays.append(read_integers(self.path, tensor, kind))
-        keys, ids, p = arrays
-        return NgramArrays(keys.view(np.uint32), ids, p)
 
     @property
     def draft_block(self) -> DraftBlock | None:

@@ -18,10 +18,10 @@ from tests.models import model_path
 
 SPECULATION = {
     "drafter", "note", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
-    "accepted_histogram", "state", "disabled_since",
+    "accepted_histogram", "state",
     "by_source",
-    "reason_off", "controller", "asked", "asked_copies", "probes", "proposed",
-    "verified_histogram", "acceptance", "why_exact",
+    "reason_off", "controller", "asked", "proposed",
+    "saved_s", "saved_error_s", "acceptance", "why_exact",
 }  # fmt: skip
 TIMING = {
     "load_s", "draft_load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s",
@@ -103,9 +103,7 @@ def test_quantize_writes_a_model_that_runs(tmp_path: Path) -> None:
 
 
 def test_doctor_reports_versions_and_verify_costs() -> None:
-    done = cli(
-        "doctor", "-m", model_path("llama"), "--max-rows", 4, "--repeat", 1, "-t", 1, "--json"
-    )
+    done = cli("doctor", "-m", model_path("llama"), "--max-rows", 4, "-t", 1, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["devices"]
@@ -115,7 +113,7 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert [row["n_rows"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["ratio"] == 1.0
     assert all(row["ms"] > 0 for row in rows)
-    assert all(0.0 < row["own_share"] < 1.5 for row in rows)
+    assert 0.0 < result["own_share"] < 1.5
     plain = cli("doctor")
     assert plain.returncode == 0
     assert "pyllama_spec" in plain.stdout
@@ -123,14 +121,14 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert f"row kernels   {kernels or 'none'}" in plain.stdout
 
 
-def test_doctor_prices_a_small_model_of_another_vocabulary(tmp_path: Path) -> None:
+def test_doctor_tries_a_small_model_of_another_vocabulary(tmp_path: Path) -> None:
     small, target = tmp_path / "small.gguf", model_path("llama", n_vocab=640)
     quantize(model_path("llama", seed=9), small, "Q4_0")
-    quick = ("--max-rows", 3, "--repeat", 1, "-t", 1)
+    quick = ("--max-rows", 3, "-t", 1)
     draft = json.loads(cli("doctor", "-m", target, "-d", small, *quick, "--json").stdout)["draft"]
     assert (draft["shared_tokens"], draft["target_tokens"]) == (320, 640)
     assert draft["weights"] == "Q4_0"
-    assert draft["step_ms"] > 0
+    assert draft["verdict"]
 
 
 RUN = "generate -m PERM -p x -n 2"

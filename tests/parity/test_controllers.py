@@ -93,7 +93,7 @@ def test_what_is_cut_is_not_verified() -> None:
     loop, prompt, reference = perfect_loop(Two(), 40)
     run = generate(loop, SequenceState(), prompt, 40)
     assert run.text == reference
-    assert run.stats.verified_histogram[2] == run.stats.rounds == 13
+    assert run.stats.accepted_histogram[2] == run.stats.rounds == 13
     assert run.stats.drafted == run.stats.accepted == 26
     assert run.stats.proposed > 90
 
@@ -127,7 +127,7 @@ def test_a_chain_ends_where_it_is_told_to() -> None:
         return len(seen) == 3
 
     n_calls = drafter.n_calls
-    draft: Draft = drafter.propose([DraftRequest(0, seq.tokens, 8, None, stop)])[0]
+    draft: Draft = drafter.propose([DraftRequest(0, seq.tokens, 8, stop)])[0]
     assert len(draft.ids) == 3
     assert list(draft.probabilities or ()) == seen
     assert drafter.n_calls == n_calls + 3
@@ -192,9 +192,7 @@ def test_rounds_of_copies_alone_are_told_from_the_models(n: int) -> None:
     loop = SpeculativeLoop(context, LookupFirst(model, 200), None, CopiesAfter(n))
     stats = generate(loop, SequenceState(), prompt_tokens(9), 30).stats
     assert stats.rounds > 2
-    assert stats.asked >= stats.rounds - 1  # in the last one there is room for no draft
-    assert stats.asked - stats.asked_copies == model.n_calls == n
-    assert (stats.as_dict()["note"] is None) == (n > 0 or not stats.drafted)
+    assert stats.asked == model.n_calls == n
 
 
 def test_a_drafter_is_not_asked_where_the_prediction_answers() -> None:
@@ -204,5 +202,4 @@ def test_a_drafter_is_not_asked_where_the_prediction_answers() -> None:
     with open_tiny(drafter) as llm:
         options = {**GREEDY_OPTIONS, "prediction": plain.text}
         stats = llm.generate_steps(PROMPT, max_tokens=40, **options).read_all().stats
-    assert stats.asked_copies > 0
-    assert stats.asked - stats.asked_copies == drafter.n_proposals
+    assert stats.asked == drafter.n_proposals < stats.rounds

@@ -1,17 +1,12 @@
-"""A head beside a lookup: copies where the text repeats, and a head that gets every row.
-
-A head with advice takes the likeliest token of the mixture, and the text never changes.
-"""
+"""A head beside a lookup: copies where the text repeats, and a head that gets every row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from pyllama_spec import Llama, ModelLoadError
+from pyllama_spec import Llama
 from pyllama_spec.drafters import (
     Committed,
     Draft,
@@ -21,18 +16,11 @@ from pyllama_spec.drafters import (
     LookupFirst,
     PromptLookup,
     SequenceErrors,
-    TokenPrior,
-    Vote,
-    lookup_first,
 )
-from pyllama_spec.drafters.draft_memory import Chain
-from pyllama_spec.drafters.row_memory import RowMemory
-from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import Says, ask, head, ngram_arrays, ngram_table, target_context
-from tests.models import Eagle3Config, model_path, perm_continuation, perm_next
-from tests.models.eagle3 import eagle3_tensors, write_eagle3
+from tests.eagle3_tools import ask, head, target_context
+from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import forked, generate, prompt_tokens, sampled, tiny
 from tests.row_drafts import ROW_DRAFTS
 from tests.scripted import proposed, told
@@ -71,7 +59,6 @@ def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
     assert seq.seq_id not in loop.drafter.failures
     assert drafter.n_lookups > 0
     expected = KIND.cold(tiny("llama"), drafter.drafter, seq.tokens, 8).proposal
-    # Asked directly: what it makes of advice is another matter.
     assert ask(drafter.drafter, seq.seq_id, seq.tokens) == expected
     check_lookup_says_the_same(drafter, seq)
 
@@ -154,146 +141,3 @@ def test_a_copy_needs_no_head(is_named: bool) -> None:
 def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
     with pytest.raises(ArgumentError):
         Llama(model_path("llama"), draft=draft, lookup=5)
-
-
-TEXT = prompt_tokens(30)
-
-
-def after_a_text(drafter: Eagle3) -> SpeculativeLoop:
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
-    loop.prefill(SequenceState(), TEXT[:-1])
-    drafter.commit(told(TEXT[-1:], len(TEXT) - 1))
-    return loop
-
-
-def always(*votes: Vote) -> TokenPrior:
-    return lambda drafted: votes
-
-
-def two_likeliest(drafter: Eagle3) -> list[tuple[int, float]]:
-    draft = drafter.propose([DraftRequest(0, TEXT, 1)])[0]
-    pairs = drafter.memory_or_fail()
-    assert isinstance(pairs, RowMemory)
-    ids, p, _ = pairs.context.draft_candidates(pairs._batch.n_tokens - 1)
-    own = list(zip(ids, p, strict=True))
-    assert draft.candidates is not None
-    assert list(draft.candidates[0]) == own
-    return own
-
-
-def test_a_vote_moves_the_choice_where_the_mixture_says_so() -> None:
-    drafter = head(output_scale=0.1)
-    with after_a_text(drafter).target:
-        (first, p), (second, q) = two_likeliest(drafter)
-        other = next(t for t in range(20, 30) if t not in (first, second))
-        for token, own in ((second, q), (other, 0.0)):
-            needed = (p - own) / 0.5
-            for weight, chosen in ((needed * 1.01, token), (needed * 0.99, first)):
-                draft = ask(drafter, 0, TEXT, 1, always(Vote(token, 0.5, weight)))
-                assert draft.ids == (chosen,)
-                score = own + 0.5 * weight if chosen == token else p
-                assert draft.probabilities[0] == pytest.approx(score / (1 + weight), rel=1e-4)
-
-
-def test_votes_add_up() -> None:
-    drafter = head(output_scale=0.1)
-    with after_a_text(drafter).target:
-        (first, p), (second, q) = two_likeliest(drafter)
-        half = (p - q) * 0.6
-        prior = always(Vote(second, 1.0, half), Vote(second, 0.5, half * 2))
-        draft = ask(drafter, 0, TEXT, 1, prior)
-        assert draft.ids == (second,)
-        assert draft.probabilities[0] == pytest.approx((q + 2 * half) / (1 + 3 * half), rel=1e-4)
-        assert ask(drafter, 0, TEXT, 1, always(Vote(second, 1.0, half))).ids == (first,)
-
-
-def test_a_prior_hears_what_was_drafted() -> None:
-    heard: list[list[int]] = []
-
-    def prior(drafted: Sequence[int]) -> Sequence[Vote]:
-        heard.append(list(drafted))
-        return (Vote(40 + len(drafted), 1.0, 100.0),)
-
-    drafter = head()
-    with after_a_text(drafter).target:
-        assert ask(drafter, 0, TEXT, 4, prior).ids == (40, 41, 42, 43)
-    assert heard == [[], [40], [40, 41], [40, 41, 42]]
-
-
-def test_the_chain_goes_on_from_the_chosen_token() -> None:
-    """The second step of an advised draft equals that of a head which chose the token itself."""
-    drafter = head()
-    with after_a_text(drafter).target:
-        advised = ask(
-            drafter, 0, TEXT, 2, lambda drafted: () if drafted else (Vote(50, 1.0, 100.0),)
-        )
-        memory, chain = drafter.memory_or_fail(), Chain(DraftRequest(0, TEXT, 2))
-        memory.ask([chain], 2)  # of its last pair again
-        chain.ids.append(50)
-        memory.step([chain])
-        assert chain.choice is not None
-        assert advised.ids == (50, chain.choice.ids[0])
-        assert advised.probabilities[1] == chain.choice.p[0]
-
-
-def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head gets rows without information, so every accepted token is from the table."""
-    monkeypatch.setattr(lookup_first, "_TABLE_WEIGHT", 100.0)
-    following = perm_next()
-    table = ngram_table({(t,): (int(n), 1.0) for t, n in enumerate(following)})
-    blind = ROW_DRAFTS["eagle3"].faulty("Permuted")
-    loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 30, table))
-    run = generate(loop, SequenceState(), [3, 7], 26)
-    assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
-    without = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 30))
-    assert generate(without, SequenceState(), [3, 7], 26).stats.accepted == 0
-
-
-def test_what_followed_in_the_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After two to four repeated tokens, the text's own advice outweighs every head."""
-    monkeypatch.setattr(lookup_first, "_TEXT_WEIGHTS", {2: 100.0, 3: 100.0, 4: 100.0})
-    text = [7, *perm_continuation(7, 39, perm_next())]
-    blind = ROW_DRAFTS["eagle3"].faulty("Permuted")
-    loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 39))
-    run = generate(loop, SequenceState(), [*text, 200, 7], 26)
-    assert run.tokens == text[1:27]
-    # After the first token two are the same; a draft is never of the text's own newest tokens.
-    assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
-
-
-def with_table(path: Path, says: Says) -> Path:
-    cfg = Eagle3Config(output_scale=0.1)
-    return write_eagle3(path, cfg, {**eagle3_tensors(cfg), **ngram_arrays(says)})
-
-
-def test_a_file_brings_its_table(tmp_path: Path) -> None:
-    path = with_table(tmp_path / "head.gguf", {(t,): (t ^ 1, 1.0) for t in range(320)})
-    arrays = Model(path).ngram_arrays()
-    assert arrays is not None
-    assert [a.dtype for a in arrays] == [np.uint32, np.int32, np.int8]
-    with Llama(
-        model_path("llama"), draft=path, controller="fixed", n_threads=1, verbose=False
-    ) as llm:
-        drafter = llm._runtime.round.drafter._drafter
-        assert isinstance(drafter, LookupFirst)
-        assert drafter.table is not None
-        assert len(drafter.table) == 320
-        assert drafter.table.find((17,)) == (16, 1.0)
-        result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
-        assert result["speculation"]["reason_off"] is None
-        tokens = llm._runtime.runner.latest().tokens
-        last = tokens[-1]
-        # A head that is sure of nothing goes along with a table that is.
-        assert proposed(drafter, tokens, 4) == [last ^ 1, last, last ^ 1, last]
-
-
-def test_a_file_that_is_cut_off_after_it_was_loaded(tmp_path: Path) -> None:
-    path = with_table(tmp_path / "head.gguf", {(t,): (1, 1.0) for t in range(320)})
-    data = path.read_bytes()
-    model = Model(path, use_mmap=False)
-    path.write_bytes(data[:-400])
-    with pytest.raises(ModelLoadError, match="cut off"):
-        model.ngram_arrays()
-    path.unlink()
-    with pytest.raises(ModelLoadError, match="cannot be read"):
-        model.ngram_arrays()

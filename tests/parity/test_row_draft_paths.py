@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import Draft, DraftRequest, SequenceErrors, Vote, model_drafter
+from pyllama_spec.drafters import Draft, DraftRequest, SequenceErrors, model_drafter
 from pyllama_spec.engine import Context
 from pyllama_spec.errors import ArgumentError, OutOfMemoryError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -246,8 +246,6 @@ def test_drafts_of_several_sequences_are_those_of_each_alone(name: str, variant:
                 n_asked = request.n_requested
                 wanted = Proposal(alone.ids[:n_asked], alone.probabilities[:n_asked])
                 Reading(proposal(draft), rtol=kind.rtol).check_equal(Reading(wanted))
-                assert draft.candidates is not None
-                assert len(draft.candidates) == n_asked
 
 
 @each_kind
@@ -283,28 +281,20 @@ def test_what_fails_for_one_sequence_costs_the_others_no_draft(name: str) -> Non
     requests = [DraftRequest(seq.seq_id, seq.tokens, n) for seq in seqs]
     expected = [proposal(draft) for draft in drafter.propose(requests)]
 
-    def breaks_off(drafted: Sequence[int]) -> Sequence[Vote]:
-        if len(drafted) == min(3, n - 1):
-            raise LookupError("no more advice")
-        return ()
-
     told: list[float] = []
 
     def stops_badly(p: float) -> bool:
         told.append(p)
         if len(told) == 2:
-            raise LookupError("no more advice")
+            raise LookupError("cannot say")
         return False
 
-    bad_ones = [requests[1]._replace(prior=breaks_off)]
-    if name != "dflash":  # a block is computed at once
-        bad_ones.append(requests[1]._replace(stop=stops_badly))
-    for bad in bad_ones:
-        with pytest.raises(SequenceErrors) as caught:
-            drafter.propose([requests[0], bad, requests[2]])
-        assert {seq: type(e) for seq, e in caught.value.errors.items()} == {1: LookupError}
-        drafts = {seq: proposal(draft) for seq, draft in caught.value.drafts.items()}
-        assert drafts == {0: expected[0], 2: expected[2]}
+    bad = requests[1]._replace(stop=stops_badly)
+    with pytest.raises(SequenceErrors) as caught:
+        drafter.propose([requests[0], bad, requests[2]])
+    assert {seq: type(e) for seq, e in caught.value.errors.items()} == {1: LookupError}
+    drafts = {seq: proposal(draft) for seq, draft in caught.value.drafts.items()}
+    assert drafts == {0: expected[0], 2: expected[2]}
     # And it is none the worse for it.
     assert [proposal(draft) for draft in drafter.propose(requests)] == expected
 
