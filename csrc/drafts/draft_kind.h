@@ -118,7 +118,7 @@ std::vector<int32_t> target_ids(const llama_model * draft);
 std::string target_layers_fault(const std::string & arch, const std::vector<int32_t> & layers);
 // Checks the tensor d2t, if there is one; sets the number of ids that the draft chooses from.
 std::string d2t_fault(llama_model_loader & ml, int64_t n_vocab, int64_t * n_vocab_draft);
-// Marks the tensors of an n-gram table as handled, since Python alone reads them, and returns their names.
+// Marks the n-gram table that files of earlier versions have as handled; returns the names of its tensors.
 std::set<std::string> skip_ngrams(llama_model_loader & ml);
 // Checks for unknown tensors; `doc` describes the keys that some of them need. The engine only counts unused tensors
 // and does not name them.

@@ -215,16 +215,17 @@ std::string flag_fault(const llama_model_loader & ml, const char * key, bool * o
 }
 
 std::set<std::string> skip_ngrams(llama_model_loader & ml) {
-    std::set<std::string> found;
+    std::set<std::string> names;
     for (const char * name : { "ngram.keys", "ngram.ids", "ngram.p" }) {
-        if (const auto * weight = ml.get_weight(name)) {
+        const auto * weight = ml.get_weight(name);
+        if (weight != nullptr) {
+            names.insert(name);
             // Counts the tensor as the engine does for one that it skips.
             ml.size_data -= ggml_nbytes(weight->tensor);
             ml.n_created++;
-            found.insert(name);
         }
     }
-    return found;
+    return names;
 }
 
 } // namespace llama_spec

@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 
 from pyllama_spec.errors import ModelLoadError
 from pyllama_spec.gguf.reader import GgufTensor
-from pyllama_spec.gguf.sizes import TENSOR_TYPES
-from pyllama_spec.gguf.tensors import Floats
-
-_INTEGERS = {"I8": "i1", "I32": "<i4", "I64": "<i8"}
+from pyllama_spec.gguf.tensors import Floats, Ids
 
 
 def read_floats(path: Path, tensor: GgufTensor) -> Floats:
@@ -44,12 +41,16 @@ def read_stored(path: Path, tensor: GgufTensor) -> tuple[NDArray[np.uint8], str]
     return _read(path, tensor, np.dtype(np.uint8), shape), kind.name
 
 
-def read_integers(path: Path, tensor: GgufTensor, kind: str) -> NDArray[Any]:
-    """Reads a tensor of type I8, I32 or I64."""
-    if tensor.type_id != TENSOR_TYPES[kind]:
-        raise ModelLoadError(f"{path}: {tensor.name} is of type {tensor.type_id}, not {kind}")
-    numbers: NDArray[Any] = _read(path, tensor, np.dtype(_INTEGERS[kind]), tensor.shape)
-    return numbers
+def read_ids(path: Path, tensor: GgufTensor) -> Ids:
+    """Reads an int64 tensor."""
+    import gguf
+
+    if tensor.type_id != gguf.GGMLQuantizationType.I64:
+        raise ModelLoadError(
+            f"{path}: {tensor.name} is of type {tensor.type_id}; it should hold int64 ids"
+        )
+    ids: Ids = _read(path, tensor, np.dtype("<i8"), tensor.shape)
+    return ids
 
 
 def _read(path: Path, tensor: GgufTensor, dtype: np.dtype[Any], shape: Any) -> Any:

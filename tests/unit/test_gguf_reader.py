@@ -18,7 +18,7 @@ from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.gguf.header import check_header
 from pyllama_spec.gguf.reader import read_gguf, read_keys, read_table
 from pyllama_spec.gguf.sizes import shares_by_type, tensor_bytes
-from pyllama_spec.gguf.values import read_floats, read_integers
+from pyllama_spec.gguf.values import read_floats, read_ids
 from tests.models import model_path
 
 
@@ -58,7 +58,7 @@ def test_keys_and_table_are_those_of_the_package(tmp_path: Path, alignment: int 
     np.testing.assert_array_equal(
         read_floats(path, file.tensors["one"]), np.arange(6, dtype=np.float32).reshape(2, 3)
     )
-    np.testing.assert_array_equal(read_integers(path, file.tensors["ids"], "I64"), np.arange(4))
+    np.testing.assert_array_equal(read_ids(path, file.tensors["ids"]), np.arange(4))
     assert read_keys(path, lambda name: name == "a.flag").keys() == {"a.flag"}
 
 
@@ -78,12 +78,12 @@ def test_numbers_of_an_unknown_type_or_a_cut_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf")
     tensors = read_gguf(path).tensors
     with pytest.raises(ModelLoadError):
-        read_integers(path, tensors["one"].__class__("one", (2, 3), 0, 0), "I64")
+        read_ids(path, tensors["one"].__class__("one", (2, 3), 0, 0))
     with pytest.raises(ModelLoadError):
         read_floats(path, tensors["one"].__class__("one", (2, 3), 999, 0))
     path.write_bytes(path.read_bytes()[:-32])
     with pytest.raises(ModelLoadError):
-        read_integers(path, tensors["ids"], "I64")
+        read_ids(path, tensors["ids"])
 
 
 def test_a_table_is_read_once_while_the_file_stays(tmp_path: Path) -> None:

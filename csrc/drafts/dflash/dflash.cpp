@@ -257,11 +257,11 @@ void llama_model_dflash::load_arch_tensors(llama_model_loader &) {
             layer.dflash_ffn_conv_proj  = create(tn(LLM_TENSOR_DFLASH_FFN_CONV_PROJ,  "weight", i), {n_embd, 2 * n_kernel * n_groups}, 0);
         }
     }
-    std::set<std::string> tables = skip_ngrams(*ml);
-    known.insert(tables.begin(), tables.end());
+    std::set<std::string> ids = skip_ngrams(*ml);
+    known.insert(ids.begin(), ids.end());
     check(leftover_fault(*ml, known, "docs/dflash.md"));
-    tables.insert("d2t");
-    check(types_fault(*ml, tables));
+    ids.insert("d2t");
+    check(types_fault(*ml, ids));
     const int n_confidence = dspark_conf_proj != nullptr ? 1 : 0;
     const uint32_t k = has_selector ? hparams.dflash_selector_top_k : 0;
     hparams.n_embd_out_impl = has_selector ? k + k * k : 2 * LLAMA_SPEC_DFLASH_CANDIDATES + n_confidence;

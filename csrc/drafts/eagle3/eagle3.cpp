@@ -137,11 +137,11 @@ void llama_model_eagle3::load_arch_tensors(llama_model_loader &) {
         layer.rope_long  = create(tn(LLM_TENSOR_ROPE_FACTORS_LONG,  "weight", i), {n_rot/2}, flags);
         layer.rope_short = create(tn(LLM_TENSOR_ROPE_FACTORS_SHORT, "weight", i), {n_rot/2}, flags);
     }
-    std::set<std::string> tables = skip_ngrams(*ml);
-    known.insert(tables.begin(), tables.end());
+    std::set<std::string> ids = skip_ngrams(*ml);
+    known.insert(ids.begin(), ids.end());
     check(leftover_fault(*ml, known, "docs/eagle3.md"));
-    tables.insert("d2t");
-    check(types_fault(*ml, tables));
+    ids.insert("d2t");
+    check(types_fault(*ml, ids));
 }
 
 namespace {

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyllama_spec.engine import Model, ModelInfo
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.reader import read_gguf
-from pyllama_spec.gguf.values import read_floats, read_integers
+from pyllama_spec.gguf.values import read_floats, read_ids
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import hash_file
 from pyllama_spec.train.run.head import DraftShape
@@ -56,11 +56,7 @@ def read_init_draft(
         for name, tensor in file.tensors.items()
         if name != "d2t" and not name.startswith("ngram.")
     }
-    d2t = (
-        read_integers(path, file.tensors["d2t"], "I64")
-        if "d2t" in file.tensors
-        else np.zeros(0, np.int64)
-    )
+    d2t = read_ids(path, file.tensors["d2t"]) if "d2t" in file.tensors else np.zeros(0, np.int64)
     try:
         shape = shape_of(keys, {n: v.shape for n, v in tensors.items()}, len(d2t))
     except (KeyError, TypeError, ValueError, PyllamaSpecError) as error:
