@@ -354,7 +354,7 @@ def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loos
             return Loosened(schema, schema_rules(schema, prefix, by_property=by_property), ())
         except SchemaError as error:
             if error.is_beyond:
-                looser = _LOOSER.format(error.keyword)
+                looser = _LOOSER.format(error.keyword or "the schema")
                 raise error.copied(remedy=f"{error.remedy}, {looser}") from None
             raise
     return loosened_rules(schema, prefix, by_property=by_property)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 
 from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, listed_values, those
-from pyllama_spec.schema.formulas import Contains, Fits, Items, PartFits, Unique
+from pyllama_spec.schema.formulas import Items, Unique
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
 from pyllama_spec.schema.limits import TooLargeError, cannot
 from pyllama_spec.schema.texts import Texts
@@ -30,11 +29,7 @@ class Arrays:
         if not case:
             return [(Rule("array"),)]
         low, high = bounds(case)
-        n_first = max(
-            [len(one.first) for one in those(case, Items)]
-            + [one.part + 1 for one in those(case, PartFits) if isinstance(one.part, int)],
-            default=0,
-        )
+        n_first = max((len(one.first) for one in those(case, Items)), default=0)
         if high is None and any(one.first and one.rest is None for one in those(case, Items)):
             # Places without a subschema stay empty, unless more items are required.
             high = n_first if low <= n_first else None
@@ -42,12 +37,9 @@ class Arrays:
             raise TooLargeError(f"it has more than {_MAX_PLACES:,} places")
         if high is not None and low > high:
             return []
-        contains = [one for one in those(case, Contains) if one.low or one.high is not None]
         unique = those(case, Unique)
         if unique and (high is None or high > 1):
-            first = self._unique(case, unique[0], low, high, n_first + len(contains))
-        elif contains:
-            first = self._containing(case, contains, low, high, n_first)
+            first = self._unique(case, unique[0], low, high, n_first)
         else:
             first = self._plain(case, low, high, n_first)
         return [(Literal("["), Rule(first))]
@@ -55,9 +47,8 @@ class Arrays:
     def _start(self, n: int) -> list[Item]:
         return [self._texts.comma] if n else []
 
-    def _item(self, case: Case, place: int, more: tuple[Fits, ...] = ()) -> Rule:
-        node = self._expansion.item_node(case, place)
-        return Rule(self._rule_of(self._expansion.node([*node, *more]) if more else node))
+    def _item(self, case: Case, place: int) -> Rule:
+        return Rule(self._rule_of(self._expansion.item_node(case, place)))
 
     def _plain(self, case: Case, low: int, high: int | None, n_first: int) -> str:
         grammar = self._grammar
@@ -84,62 +75,11 @@ class Arrays:
             later = grammar.add("items", ways)
         return later
 
-    def _containing(
-        self, case: Case, contains: list[Contains], low: int, high: int | None, n_first: int
-    ) -> str:
-        """A rule for each position and each number of matching items so far."""
-        last = max(n_first, low, 1) if high is None else high
-        tops = [one.low if one.high is None else one.high + 1 for one in contains]
-        if last > _MAX_PLACES:
-            raise TooLargeError(f"it has more than {_MAX_PLACES:,} places")
-        grammar = self._grammar
-        names: dict[tuple[int, tuple[int, ...]], str] = {}
-        first = (0, (0,) * len(contains))
-        todo = [first]
-        names[first] = grammar.name("items")
-        while todo:
-            place, counts = state = todo.pop()
-            ways: list[list[Item]] = []
-            if place >= low and all(
-                one.low <= n and (one.high is None or n <= one.high)
-                for one, n in zip(contains, counts, strict=True)
-            ):
-                ways.append([_END])
-            for fits, now in self._steps(contains, tops, counts):
-                if high is not None and place >= high:
-                    break
-                following = (min(place + 1, last), now)
-                if following not in names:
-                    names[following] = grammar.name("items")
-                    todo.append(following)
-                # At the last place of a list without end the place stands for all after it.
-                item = self._item(case, place if place < n_first else n_first, fits)
-                ways.append([*self._start(place), item, Rule(names[following])])
-            grammar.put(names[state], ways)
-        return names[first]
-
-    @staticmethod
-    def _steps(
-        contains: list[Contains], tops: list[int], counts: tuple[int, ...]
-    ) -> Iterator[tuple[tuple[Fits, ...], tuple[int, ...]]]:
-        """The alternatives of an item beside its position's schema, and the counts after it."""
-        ways: list[list[tuple[tuple[Fits, ...], int]]] = []
-        for one, top, n in zip(contains, tops, counts, strict=True):
-            counted: tuple[tuple[Fits, ...], int] = ((one.fits,), n + 1)
-            if one.high is not None:
-                other = Fits(one.fits.number, is_one=not one.fits.is_one)
-                both: list[tuple[tuple[Fits, ...], int]] = [((other,), n)]
-                ways.append([counted, *both] if n < one.high else both)
-            else:
-                ways.append([counted, ((), n)] if n < top else [((), n)])
-        for chosen in product(*ways):
-            yield tuple(one for fits, _ in chosen for one in fits), tuple(n for _, n in chosen)
-
-    def _unique(self, case: Case, unique: Unique, low: int, high: int | None, n_others: int) -> str:
+    def _unique(self, case: Case, unique: Unique, low: int, high: int | None, n_first: int) -> str:
         """Rules for arrays without equal items, in one order, if all values can be listed."""
         remedy = "give items an enum, or leave it out, and take out what comes twice afterwards"
-        if n_others:
-            raise cannot("uniqueItems", unique.path, "beside items by place or contains", remedy)
+        if n_first:
+            raise cannot("uniqueItems", unique.path, "beside items by place", remedy)
         values = listed_values(self._expansion, self._expansion.item_node(case, 0))
         if values is None:
             raise cannot("uniqueItems", unique.path, "a grammar cannot compare items", remedy)

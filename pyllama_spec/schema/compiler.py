@@ -151,7 +151,9 @@ def _compiled(
         raise SchemaError("the JSON schema is nested too deeply") from None
     except TooLargeError as error:
         raise SchemaError(
-            f"the grammar of the schema is too large: {error}", remedy="simplify the schema"
+            f"the grammar of the schema is too large: {error}",
+            remedy="simplify the schema",
+            is_beyond=True,
         ) from None
     except OutOfStepsError as error:
         raise out_of_steps("#", error.most) from None
@@ -168,7 +170,10 @@ def loosened_rules(schema: Any, prefix: str = "", *, by_property: bool = False) 
             return Loosened(loose, made, tuple(left_out))
         if not made.is_beyond or len(left_out) >= _MOST_LEFT_OUT:
             raise made
-        _leave_out(loose, made)
+        if made.keyword:
+            _leave_out(loose, made)
+        else:  # it takes too many steps or states: nothing of it is kept
+            loose, budget = {"type": "object"}, Budget()
         left_out.append(made)
 
 
@@ -182,14 +187,16 @@ def _made_or_error(
 
 
 def _leave_out(schema: Any, error: SchemaError) -> None:
-    """Removes the keyword of an error from a schema."""
+    """Removes the keyword of an error from a schema; anyOf stands in for oneOf."""
     at = schema
     for part in error.path.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         at = at[int(name)] if isinstance(at, list) else at.get(name)
     if not isinstance(at, dict) or error.keyword not in at:
         raise error
-    del at[error.keyword]
+    value = at.pop(error.keyword)
+    if error.keyword == "oneOf":
+        at.setdefault("anyOf", value)
 
 
 class _Compiler:
@@ -299,7 +306,7 @@ class _Compiler:
         suspects = {
             "string": ("pattern", "maxLength", "minLength", "format", "enum"),
             "number": ("multipleOf", "minimum", "maximum"),
-            "array": ("contains", "minItems", "maxItems", "uniqueItems"),
+            "array": ("minItems", "maxItems", "uniqueItems"),
             "object": ("patternProperties", "minProperties", "maxProperties", "properties"),
         }.get(kind, ())
         return next((key for key in suspects if key in keys), "type")

@@ -1,19 +1,17 @@
 """The conditions of a schema on a value of one JSON type, combined by "and" and "or".
 
 A condition looks at the value itself (`Text`, `Count`, ...), or names another subschema (`Fits`).
-Each knows its negation, or refuses: then a schema cannot stand under "not", "if" or "oneOf".
+None has an opposite: what asks for one, such as "not", is refused by name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from pyllama_spec.errors import SchemaError
 from pyllama_spec.schema import numbers
-from pyllama_spec.schema.languages import Lang, negated
-from pyllama_spec.schema.limits import cannot
+from pyllama_spec.schema.languages import Lang
 
 TYPES = ("object", "array", "string", "number", "boolean", "null")
 
@@ -43,29 +41,14 @@ TRUE, FALSE = And(()), Or(())
 
 @dataclass(frozen=True, slots=True)
 class Fits(Formula):
-    """The value matches a numbered subschema, or does not match it."""
+    """The value matches a numbered subschema."""
 
     number: int
-    is_one: bool = True
 
 
 @dataclass(frozen=True)
 class Condition(Formula):
-    """The condition of one keyword. `keyword` and `path` locate it for an error message."""
-
-    keyword: str = field(default="", kw_only=True, compare=False)
-    path: str = field(default="#", kw_only=True, compare=False)
-
-    def negation(self) -> Formula:
-        """The negated condition."""
-        raise self.refusal()
-
-    def refusal(self) -> SchemaError:
-        """The error for a condition without a negation."""
-        return cannot(
-            self.keyword, self.path, 'a grammar cannot hold the opposite, which "not", "if" or '
-            '"oneOf" around it ask for', "say what is allowed, or anyOf for oneOf",
-        )  # fmt: skip
+    """The condition of one keyword."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +57,12 @@ class Truth(Condition):
 
     values: frozenset[bool]
 
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        return Truth(frozenset({True, False}) - self.values)
-
 
 @dataclass(frozen=True)
 class Number(Condition):
     """A number that satisfies a rule."""
 
     rule: numbers.NumberRule
-
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        rule = self.rule
-        if isinstance(rule, numbers.Compare):
-            others = frozenset({-1, 0, 1}) - rule.allowed
-            return Number(numbers.Compare(rule.value, others))
-        if isinstance(rule, numbers.Multiple):
-            return Number(numbers.Multiple(rule.value, not rule.is_one))
-        return Number(numbers.Whole(not rule.is_one))
 
 
 @dataclass(frozen=True)
@@ -102,24 +71,12 @@ class Listed(Condition):
 
     values: tuple[tuple[Fraction, str], ...]
 
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        apart = frozenset({-1, 1})
-        return And(tuple(Number(numbers.Compare(value, apart)) for value, _ in self.values))
-
 
 @dataclass(frozen=True)
 class Text(Condition):
-    """A text of a set; `is_narrow` if the keyword allows further texts."""
+    """A text of a set."""
 
     lang: Lang
-    is_narrow: bool = False
-
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        if self.is_narrow:
-            raise self.refusal()
-        return Text(negated(self.lang))
 
 
 @dataclass(frozen=True)
@@ -129,64 +86,21 @@ class Items(Condition):
     first: tuple[int, ...]
     rest: int | None
 
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        ways = [PartFits(i, Fits(number)).negation() for i, number in enumerate(self.first)]
-        if self.rest is not None:
-            if self.first:
-                raise self.refusal()
-            ways.append(Contains(Fits(self.rest, is_one=False), 1, None))
-        return Or(tuple(ways))
-
-
-@dataclass(frozen=True)
-class PartFits(Condition):
-    """The subschema of one item, by its position, or property, by its name, if it exists."""
-
-    part: int | str
-    fits: Fits
-
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        part = self.part
-        exists = Count(part + 1, None) if isinstance(part, int) else Present(part)
-        return And((exists, PartFits(part, Fits(self.fits.number, not self.fits.is_one))))
-
 
 @dataclass(frozen=True)
 class Count(Condition):
-    """The number of items or properties."""
+    """The number of items or properties; `path` locates it for an error message."""
 
     low: int
     high: int | None
-
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        ways: list[Formula] = [Count(0, self.low - 1)] if self.low > 0 else []
-        return Or((*ways, Count(self.high + 1, None)) if self.high is not None else tuple(ways))
-
-
-@dataclass(frozen=True)
-class Contains(Condition):
-    """The number of items that match a subschema."""
-
-    fits: Fits
-    low: int
-    high: int | None
-
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        ways: list[Formula] = []
-        if self.low > 0:
-            ways.append(Contains(self.fits, 0, self.low - 1))
-        if self.high is not None:
-            ways.append(Contains(self.fits, self.high + 1, None))
-        return Or(tuple(ways))
+    path: str = "#"
 
 
 @dataclass(frozen=True)
 class Unique(Condition):
-    """No two items are equal."""
+    """No two items are equal; `path` locates it for an error message."""
+
+    path: str
 
 
 @dataclass(frozen=True)
@@ -206,23 +120,12 @@ class Properties(Condition):
         """The named subschemas by property name."""
         return dict(self.named)
 
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        if self.patterns or self.rest is not None:
-            raise self.refusal()
-        return Or(tuple(PartFits(name, Fits(number)).negation() for name, number in self.named))
-
 
 @dataclass(frozen=True)
 class Present(Condition):
-    """A property is present, or is absent."""
+    """A property is present."""
 
     name: str
-    is_one: bool = True
-
-    def negation(self) -> Formula:
-        """See Condition.negation."""
-        return Present(self.name, not self.is_one)
 
 
 @dataclass(frozen=True)
@@ -230,22 +133,3 @@ class Names(Condition):
     """The subschema of all property names."""
 
     fits: Fits
-
-
-@dataclass(frozen=True)
-class Older(Condition):
-    """The condition of a keyword from older drafts: enforced, never negated."""
-
-    formula: Formula
-
-
-def opposite(formula: Formula) -> Formula:
-    """The negated formula."""
-    if isinstance(formula, And):
-        return Or(tuple(opposite(part) for part in formula.parts))
-    if isinstance(formula, Or):
-        return And(tuple(opposite(part) for part in formula.parts))
-    if isinstance(formula, Fits):
-        return Fits(formula.number, not formula.is_one)
-    assert isinstance(formula, Condition)
-    return formula.negation()

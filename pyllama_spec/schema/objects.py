@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
 from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, those
-from pyllama_spec.schema.formulas import Count, Fits, Names, PartFits, Present, Properties
+from pyllama_spec.schema.formulas import Count, Fits, Names, Present, Properties
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
 from pyllama_spec.schema.languages import Lang, listing, meet, negated
 from pyllama_spec.schema.limits import TooLargeError, cannot
@@ -38,16 +38,16 @@ class Objects:
     def alternatives(self, case: Case) -> list[Alternative]:
         """The rules of a case's objects."""
         low, high = bounds(case)
-        names = list(dict.fromkeys(self._names(case)))
-        needed = {one.name for one in those(case, Present) if one.is_one}
-        absent = {one.name for one in those(case, Present) if not one.is_one}
-        if not names and not absent and not case:
+        if not case:
             return [(Rule("object"),)]
+        needed = {one.name for one in those(case, Present)}
+        named = [name for one in those(case, Properties) for name, _ in one.named]
+        names = list(dict.fromkeys([*named, *(one.name for one in those(case, Present))]))
         is_short = not names or low > len(names)
-        others = self._others(case, {*names, *absent}, is_short)
+        others = self._others(case, set(names), is_short)
         properties = []
         for name in names:
-            if name in absent or not self._expansion.allows_name(case, name):
+            if not self._expansion.allows_name(case, name):
                 if name in needed:
                     return []
                 continue
@@ -61,17 +61,6 @@ class Objects:
                 "list the names in properties",
             )  # fmt: skip
         return [(Literal("{"), Rule(self._chain(properties, others, low, high)))]
-
-    @staticmethod
-    def _names(case: Case) -> Iterator[str]:
-        for one in case:
-            if isinstance(one, Properties):
-                yield from (name for name, _ in one.named)
-        for one in case:
-            if isinstance(one, PartFits):
-                yield str(one.part)
-            elif isinstance(one, Present) and one.is_one:
-                yield one.name
 
     def _chain(
         self, properties: list[_Property], others: str | None, low: int, high: int | None

@@ -145,8 +145,6 @@ class _Reader:
         if char in "*+?":
             raise PatternError(f"there is nothing before the {char} to repeat")
         if char == "\\":
-            if self._next_is("b") or self._next_is("B"):
-                return Mark(self._take())
             return chars(self._escape())
         return chars(scalars([(ord(char), ord(char))]))
 
@@ -204,7 +202,7 @@ class _Reader:
             times = self._times()
         if times is None:
             return part
-        if source in ("^", "$", "\\b", "\\B"):
+        if source in ("^", "$"):
             raise PatternError(f"{source} is repeated")
         if self._next_is("?"):  # lazy: the same texts
             self.at += 1
@@ -213,7 +211,7 @@ class _Reader:
         return repeat(part, *times)
 
     def _escape(self, *, in_bracket: bool = False) -> CharSet:
-        """Parses an escape after the backslash, except word boundaries."""
+        """Parses an escape after the backslash."""
         char = self._take()
         if char.lower() in _CLASSES:
             char_class = _CLASSES[char.lower()]
