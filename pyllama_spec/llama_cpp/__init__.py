@@ -12,7 +12,7 @@ llama-cpp-python hands out by ctypes are not here; pyllama_spec.engine has what 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyllama_spec.llama.llama_cpp_drafts import LlamaPromptLookupDecoding
 from pyllama_spec.llama_cpp import llama
@@ -25,10 +25,6 @@ __version__ = "0.3.36"
 
 __all__ = ["LlamaHFTokenizer", "LlamaPromptLookupDecoding", "install"]
 __all__ += llama.__all__
-
-
-if TYPE_CHECKING:
-    from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on
 
 
 def __getattr__(name: str) -> Any:
