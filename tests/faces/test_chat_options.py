@@ -201,23 +201,6 @@ def test_an_effort_is_a_switch_or_a_budget_elsewhere(parsed: dict[str, Any]) -> 
         assert off != prompt_of(llm, [USER])
 
 
-def test_a_model_without_thoughts_takes_no_effort_and_no_budget() -> None:
-    with opened(chat_template=PLAIN) as llm:
-        plain = llm.create_chat_completion([USER], temperature=0, max_tokens=9)
-        none: dict[str, Any] = {"reasoning_effort": "none", "thinking_token_budget": -1}
-        same = llm.create_chat_completion([USER], temperature=0, max_tokens=9, **none)
-        assert text_of(same) == text_of(plain)
-        with pytest.raises(UnsupportedError, match="reasoning_effort="):
-            llm.create_chat_completion([USER], reasoning_effort="low")
-        with pytest.raises(ArgumentError, match="reasoning_effort="):
-            llm.create_chat_completion([USER], reasoning_effort="most")
-        for more in ({}, {"reasoning_format": "auto"}):
-            with pytest.raises(UnsupportedError, match="thinking_token_budget=3"):
-                llm.create_chat_completion([USER], thinking_token_budget=3, **more)
-        with pytest.raises(UnsupportedError, match="thinking_token_budget=3"):
-            llm.create_completion("a", thinking_token_budget=3)
-
-
 # ---- going on with the last message
 
 
@@ -339,11 +322,3 @@ def test_a_prompt_without_a_beginning_of_the_answer() -> None:
             llm.create_chat_completion(
                 [USER], add_generation_prompt=False, reasoning_format="auto", max_tokens=1
             )
-
-
-def test_a_form_of_the_whole_answer_takes_no_beginning() -> None:
-    begun = {"role": "assistant", "content": '{"a": '}
-    with opened() as llm, pytest.raises(ArgumentError, match="continue_final_message"):
-        llm.create_chat_completion(
-            [USER, begun], continue_final_message=True, response_format={"type": "json_object"}
-        )

@@ -11,12 +11,11 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli import doctor
-from pyllama_spec.cli.doctor import measure_verify_cost, trained_acceptance
+from pyllama_spec.cli.doctor import measure_verify_cost
 from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
 from tests.faces.tools import copy_alone
 from tests.models import model_path
-from tests.models.keys import write_keys
 
 BUDGET_S = 3.0
 
@@ -47,12 +46,6 @@ def _busy_after(n_widths: int) -> list[int]:
 )
 def test_what_there_was_time_for_is_given(n_widths: int, widths: list[int]) -> None:
     assert _busy_after(n_widths) == widths
-
-
-def test_a_row_is_measured_whatever_it_takes() -> None:
-    with Model(model_path("llama")) as model:
-        costs = measure_verify_cost(model, n_threads=1, budget_s=1e-6)
-    assert [cost.n_rows for cost in costs] == [1]
 
 
 @pytest.mark.parametrize(
@@ -97,18 +90,6 @@ def test_the_trained_acceptance_is_compared_with_the_cost(
 ) -> None:
     found = doctor.conclusion(rates, above)
     assert gives in found and bool(found) == bool(gives)
-
-
-@pytest.mark.parametrize(
-    ("value", "rates"), [("[0.65, 0.41]", [0.65, 0.41]), ("[null]", []), ("{", []), (None, [])]
-)
-def test_what_a_file_says_of_its_training(
-    value: str | None, rates: list[float], tmp_path: Path
-) -> None:
-    keys = {} if value is None else {"pyllama_spec.train.acceptance": value}
-    path = write_keys(tmp_path / "head.gguf", "eagle3", {**keys})
-    assert trained_acceptance(str(path)) == rates
-    assert trained_acceptance(str(tmp_path / "none.gguf")) == trained_acceptance(None) == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -80,21 +79,6 @@ def test_silence_and_progress(
             pass  # the log is the process's: silent again
 
 
-@pytest.mark.parametrize("draft", [None, "prompt-lookup", "eagle3", "llama"])
-def test_the_time_to_load_says_the_drafts_part(draft: str | None) -> None:
-    """For a file opened before the target, one opened after it, and no file."""
-    is_file = draft in ("eagle3", "llama")
-    file = os.fspath(model_path(draft)) if draft is not None and is_file else draft
-    with open_tiny(file) as llm:
-        first, later = (llm.generate_steps(PROMPT, max_tokens=2).read_all() for _ in range(2))
-    timing = first.timing
-    assert (timing.draft_load_s > 0) == (draft is not None)
-    assert timing.draft_load_s < timing.load_s
-    assert (later.timing.load_s, later.timing.draft_load_s) == (timing.load_s, timing.draft_load_s)
-    added = timing.plus(later.timing)
-    assert (added.load_s, added.draft_load_s) == (timing.load_s, timing.draft_load_s)
-
-
 @pytest.mark.parametrize("draft", [None, "eagle3"])
 def test_a_load_can_be_ended_wherever_it_is(draft: str | None) -> None:
     """Cancelling the load of a target or draft leaves later loads complete."""
@@ -122,9 +106,3 @@ def test_a_load_can_be_ended_wherever_it_is(draft: str | None) -> None:
         with pytest.raises(CancelledError, match="enough"):
             open_it(n)
     assert open_it(n_calls + 1) == n_calls
-
-
-def test_threads_beyond_the_machine_are_not_made() -> None:
-    with pytest.warns(UserWarning, match="n_threads=512"), open_tiny(n_threads=512) as llm:
-        assert llm.context.n_threads <= len(os.sched_getaffinity(0))
-        assert llm(PROMPT, max_tokens=2)["choices"]

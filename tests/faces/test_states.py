@@ -178,15 +178,6 @@ def test_earlier_prompts_are_forgotten_and_can_be_left_out() -> None:
         assert n_cached(llm, prompts[0]) == 0
 
 
-def test_logprobs_of_a_prompt_leave_other_texts_where_they_are() -> None:
-    """Echo uses a place of its own, or saves the text that was there."""
-    with opened(logits_all=True) as llm:
-        text(llm)
-        other = bytes(prompt_tokens(50, seed=8)).decode("latin-1")
-        llm.create_completion(other, max_tokens=1, echo=True, logprobs=1)
-        assert n_cached(llm, [*PROMPT, 5]) >= len(PROMPT)
-
-
 @pytest.mark.parametrize("kind", ["llama", "bert", "gemma3", "qwen35"])
 @pytest.mark.parametrize("pooling", [0, 1])
 def test_texts_of_a_list_are_embedded_as_each_alone(kind: str, pooling: int) -> None:
@@ -211,19 +202,3 @@ def test_a_state_with_more_tokens_than_the_context_is_refused(n_read: int) -> No
         long.eval(list(range(5, 21)))
         short.load_state(long.save_state())  # just fits
         assert short.n_tokens == 16
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tokens", (9, 9, 9)), ("n_decoded", 5), ("n_given", 3), ("settings", "?"), ("seed", 8),
-        ("memory", "x"), ("drafter", 7), ("drafter", ("x",)),
-    ],
-)  # fmt: skip
-def test_a_damaged_field_of_a_pickled_state_is_refused(field: str, value: Any) -> None:
-    with opened() as llm:
-        text(llm)
-        state = pickle.loads(pickle.dumps(llm.save_state()))
-        object.__setattr__(state, field, value)
-        with pytest.raises(ArgumentError):
-            llm.load_state(state)

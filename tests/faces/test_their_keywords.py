@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pyllama_spec.llama_cpp as llama_cpp
-from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
+from pyllama_spec import ArgumentError, Llama, UnsupportedError
 from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
 from tests.models import model_path
 
@@ -106,16 +106,6 @@ def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
     assert Path(warned[0].filename).name == "tools.py"  # whose call of Llama() it is
     with open_tiny() as llm, pytest.raises(ArgumentError, match="temperature"):
         llm(PROMPT, temprature=0.0)
-
-
-def test_a_chat_is_cooler_than_a_text() -> None:
-    with open_tiny() as llm:
-        chat = llm.generate_chat_steps([{"role": "user", "content": "Hi"}], max_tokens=1)
-        assert chat._runs[0]._sampler.params.temperature == 0.2
-        chat.close()
-        text = llm.generate_steps(PROMPT, max_tokens=1)
-        assert text._runs[0]._sampler.params.temperature == 0.8
-        text.close()
 
 
 def test_penalties_see_what_was_generated_and_the_prompt_if_asked_to() -> None:
@@ -223,14 +213,3 @@ def test_a_warning_points_to_the_line_of_the_program() -> None:
         llama_cpp.LlamaGrammar.from_json_schema('{"type": "string", "nothing": 1}')
     assert len({str(one.message)[:20] for one in warned}) >= 6
     assert {one.filename for one in warned} == {__file__}, [str(one.message) for one in warned]
-
-
-def test_what_raises_a_runtime_error_there_raises_one_here() -> None:
-    assert issubclass(ModelLoadError, ValueError)
-    with open_tiny() as llm:
-        with pytest.raises(RuntimeError, match="embedding=True"):
-            llm.embed("abc")
-        with pytest.raises(RuntimeError, match="n_ctx"):
-            llm.eval([97] * (llm.n_ctx() + 1))
-        with pytest.raises(ValueError, match="the prompt alone is too long"):
-            llm([97] * (llm.n_ctx() + 1))

@@ -156,11 +156,3 @@ def test_a_failure_in_the_decode(arch: str, at: int, before: bool) -> None:
         ):
             generate(loop, seq, PROMPT, N_TOKENS, PARAMS)
         check_next_requests(context, loop, seq)
-
-
-def test_the_reason_is_that_of_the_request_itself() -> None:
-    with tiny_context(tiny("llama")) as context:
-        drafter = Interrupting(PROMPT, "read", 1, lambda: ValueError("broken"))
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        assert "broken" in str(generate(loop, seq, PROMPT, 1).stats.reason_off)
-        assert generate(loop, seq, PROMPT, 1).stats.reason_off is None

@@ -11,24 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_spec import Llama, ModelLoadError
+from pyllama_spec import Llama
 from pyllama_spec.drafters import (
-    Committed,
     Draft,
-    Drafter,
     DraftRequest,
     Eagle3,
     LookupFirst,
     PromptLookup,
-    SequenceErrors,
     TokenPrior,
     Vote,
     lookup_first,
 )
-from pyllama_spec.drafters.draft_memory import Chain
 from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import Says, ask, head, ngram_arrays, ngram_table, target_context
 from tests.models import Eagle3Config, model_path, perm_continuation, perm_next
@@ -127,35 +122,6 @@ def test_copies_are_accepted_where_a_text_repeats() -> None:
     assert drafter.n_lookups == 5
 
 
-@pytest.mark.parametrize("is_named", [False, True], ids=["of all", "of one"])
-def test_a_copy_needs_no_head(is_named: bool) -> None:
-    """A failure of the head does not affect sequences that did not ask it."""
-
-    class Failing(Drafter):
-        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-            assert [request.seq for request in requests] == [1, 2]
-            if is_named:
-                raise SequenceErrors({1: ValueError("broken")}, {2: Draft([9])})
-            raise ValueError("broken")
-
-    drafter, texts = LookupFirst(Failing(), 2), [[1, 2, 3, 1, 2], [1, 2, 3], [4, 5, 6]]
-    drafter.commit([Committed(i, text, 0) for i, text in enumerate(texts)])
-    with pytest.raises(SequenceErrors, match="broken") as caught:
-        drafter.propose([DraftRequest(i, text, 2) for i, text in enumerate(texts)])
-    drafts = {seq: list(draft.ids) for seq, draft in caught.value.drafts.items()}
-    errors = {seq: type(error) for seq, error in caught.value.errors.items()}
-    if is_named:
-        assert (drafts, errors) == ({0: [3, 1], 2: [9]}, {1: ValueError})
-    else:
-        assert (drafts, errors) == ({0: [3, 1]}, {1: ValueError, 2: ValueError})
-
-
-@pytest.mark.parametrize("draft", [None, "none", "prompt-lookup", PromptLookup()])
-def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
-    with pytest.raises(ArgumentError):
-        Llama(model_path("llama"), draft=draft, lookup=5)
-
-
 TEXT = prompt_tokens(30)
 
 
@@ -193,47 +159,6 @@ def test_a_vote_moves_the_choice_where_the_mixture_says_so() -> None:
                 assert draft.ids == (chosen,)
                 score = own + 0.5 * weight if chosen == token else p
                 assert draft.probabilities[0] == pytest.approx(score / (1 + weight), rel=1e-4)
-
-
-def test_votes_add_up() -> None:
-    drafter = head(output_scale=0.1)
-    with after_a_text(drafter).target:
-        (first, p), (second, q) = two_likeliest(drafter)
-        half = (p - q) * 0.6
-        prior = always(Vote(second, 1.0, half), Vote(second, 0.5, half * 2))
-        draft = ask(drafter, 0, TEXT, 1, prior)
-        assert draft.ids == (second,)
-        assert draft.probabilities[0] == pytest.approx((q + 2 * half) / (1 + 3 * half), rel=1e-4)
-        assert ask(drafter, 0, TEXT, 1, always(Vote(second, 1.0, half))).ids == (first,)
-
-
-def test_a_prior_hears_what_was_drafted() -> None:
-    heard: list[list[int]] = []
-
-    def prior(drafted: Sequence[int]) -> Sequence[Vote]:
-        heard.append(list(drafted))
-        return (Vote(40 + len(drafted), 1.0, 100.0),)
-
-    drafter = head()
-    with after_a_text(drafter).target:
-        assert ask(drafter, 0, TEXT, 4, prior).ids == (40, 41, 42, 43)
-    assert heard == [[], [40], [40, 41], [40, 41, 42]]
-
-
-def test_the_chain_goes_on_from_the_chosen_token() -> None:
-    """The second step of an advised draft equals that of a head which chose the token itself."""
-    drafter = head()
-    with after_a_text(drafter).target:
-        advised = ask(
-            drafter, 0, TEXT, 2, lambda drafted: () if drafted else (Vote(50, 1.0, 100.0),)
-        )
-        memory, chain = drafter.memory_or_fail(), Chain(DraftRequest(0, TEXT, 2))
-        memory.ask([chain], 2)  # of its last pair again
-        chain.ids.append(50)
-        memory.step([chain])
-        assert chain.choice is not None
-        assert advised.ids == (50, chain.choice.ids[0])
-        assert advised.probabilities[1] == chain.choice.p[0]
 
 
 def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,15 +210,3 @@ def test_a_file_brings_its_table(tmp_path: Path) -> None:
         last = tokens[-1]
         # A head that is sure of nothing goes along with a table that is.
         assert proposed(drafter, tokens, 4) == [last ^ 1, last, last ^ 1, last]
-
-
-def test_a_file_that_is_cut_off_after_it_was_loaded(tmp_path: Path) -> None:
-    path = with_table(tmp_path / "head.gguf", {(t,): (1, 1.0) for t in range(320)})
-    data = path.read_bytes()
-    model = Model(path, use_mmap=False)
-    path.write_bytes(data[:-400])
-    with pytest.raises(ModelLoadError, match="cut off"):
-        model.ngram_arrays()
-    path.unlink()
-    with pytest.raises(ModelLoadError, match="cannot be read"):
-        model.ngram_arrays()

@@ -214,24 +214,6 @@ def test_a_short_beginning_is_copied(n_same: int, n_held: int, n_cached: int) ->
     served.check(run)
 
 
-def test_few_tokens_are_read_where_much_would_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyllama_spec.speculative.prefixes._COPIED_PART", 4)
-    served = server("llama", 2)
-    served.ask(SYSTEM, place=1)
-    assert served.begin([*SYSTEM[:20], 250, 3], place=0).n_cached == 0
-
-
-def test_nobody_waits_for_a_beginning_that_is_nearly_all_held() -> None:
-    served = server("llama", 2)
-    served.ask(SYSTEM[:90], place=1)
-    runs = [served.begin([*SYSTEM, i, i], place=i) for i in (0, 1)]
-    assert runs[1].n_cached >= 89
-    assert runs[1].waits_for is None
-    served.finish(runs)
-    for run in runs:
-        served.check(run)
-
-
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_the_store_keeps_within_its_bound(arch: str) -> None:
     whole = server(arch)
@@ -255,12 +237,3 @@ def test_the_store_keeps_within_its_bound(arch: str) -> None:
     for i in range(3):
         small.ask(prompt_tokens(80, seed=i))
     assert (len(small.store), small.store.n_bytes) == (0, 0)
-
-
-def test_a_longer_text_takes_the_place_of_what_it_begins_with() -> None:
-    served = server("llama")
-    text = prompt_tokens(60)
-    for i in range(4):
-        text = [*served.ask(text), 7]
-        served.ask(prompt_tokens(60, seed=90 + i))
-    assert len(served.store) == 1 + 3  # the text once, and each of those in between but the last

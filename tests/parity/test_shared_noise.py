@@ -21,7 +21,6 @@ from pyllama_spec.drafters import Draft, Drafter, DraftRequest, NoDrafter, Share
 from pyllama_spec.drafters.small_model import SmallModel
 from pyllama_spec.engine import Sampler
 from pyllama_spec.engine.sampler import shared_noise
-from pyllama_spec.speculative import Controller, Span
 from tests.models import model_path
 from tests.oracles import tiny
 from tests.parity import test_rejection_sampling
@@ -197,21 +196,3 @@ def test_seeds_differ_and_a_copy_continues() -> None:
         drawn[tuple(tokens)] += 1
         sampler.close()
     assert len(drawn) > 50
-
-
-class Two(Controller):
-    name = "two"
-
-    def verify_lengths(self, spans: Sequence[Span]) -> list[int]:
-        return [min(len(span.draft.ids), 2) for span in spans]
-
-
-def test_what_the_noise_drew_need_not_be_verified() -> None:
-    """The controller may cut such drafts, unlike those of rejection sampling."""
-    with Llama(
-        model_path("llama"), draft=model_path("llama"), n_ctx=256, n_threads=1, controller=Two(),
-        acceptance="noise",
-    ) as llm:  # fmt: skip
-        told = answer(llm)["speculation"]
-    assert told["proposed"] > told["drafted"] > 0
-    assert told["accepted"] >= 0.5 * told["drafted"]
