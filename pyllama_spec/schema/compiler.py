@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pyllama_spec.errors import SchemaError
-from pyllama_spec.schema.arrays import Arrays
+from pyllama_spec.schema.containers import Containers
 from pyllama_spec.schema.document import Document
 from pyllama_spec.schema.expansion import (
     ANYTHING,
@@ -22,9 +22,8 @@ from pyllama_spec.schema.expansion import (
     those,
     truths,
 )
-from pyllama_spec.schema.formulas import Fits, Number, Text
 from pyllama_spec.schema.grammar import Alternative, Grammar, Literal, Rule
-from pyllama_spec.schema.keywords import KEPT
+from pyllama_spec.schema.keywords import KEPT, Fits, Number, Text
 from pyllama_spec.schema.languages import Lang, either, negated
 from pyllama_spec.schema.limits import (
     MAX_STEPS,
@@ -36,7 +35,6 @@ from pyllama_spec.schema.limits import (
     out_of_steps,
 )
 from pyllama_spec.schema.numbers import MAX_DIGITS, MOST_WHOLE_DIGITS, Whole, number_table
-from pyllama_spec.schema.objects import Objects
 from pyllama_spec.schema.texts import (
     GEMMA_QUOTES,
     JSON_LIKE,
@@ -210,8 +208,7 @@ class _Compiler:
         self._texts = Texts(self._grammar, quotes)
         self._names: dict[Node, str] = {ANYTHING: "value"}
         self._todo: list[Node] = []
-        self._arrays = Arrays(self.expansion, self._grammar, self._texts, self._rule_of)
-        self._objects = Objects(self.expansion, self._grammar, self._texts, self._rule_of)
+        self._containers = Containers(self.expansion, self._grammar, self._texts, self._rule_of)
         usual_rules(self._grammar, self._texts)
 
     def text(self) -> str:
@@ -306,7 +303,7 @@ class _Compiler:
         suspects = {
             "string": ("pattern", "maxLength", "minLength", "format", "enum"),
             "number": ("multipleOf", "minimum", "maximum"),
-            "array": ("minItems", "maxItems", "uniqueItems"),
+            "array": ("minItems", "maxItems"),
             "object": ("patternProperties", "minProperties", "maxProperties", "properties"),
         }.get(kind, ())
         return next((key for key in suspects if key in keys), "type")
@@ -325,9 +322,9 @@ class _Compiler:
             if kind == "number":
                 alternatives.extend(self._numbers(case))
             elif kind == "array":
-                alternatives.extend(self._arrays.alternatives(case))
+                alternatives.extend(self._containers.arrays(case))
             else:
-                alternatives.extend(self._objects.alternatives(case))
+                alternatives.extend(self._containers.objects(case))
         return alternatives
 
     def _strings(self, texts: Texts, node: Node, more: Sequence[Lang] = ()) -> list[Alternative]:

@@ -7,14 +7,14 @@ of them at once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pyllama_spec.schema import numbers
 from pyllama_spec.schema.document import Document
-from pyllama_spec.schema.formulas import (
+from pyllama_spec.schema.keywords import (
+    KEPT,
     TYPES,
     And,
     Condition,
@@ -23,6 +23,7 @@ from pyllama_spec.schema.formulas import (
     Formula,
     Items,
     Listed,
+    Meaning,
     Names,
     Number,
     Or,
@@ -30,9 +31,9 @@ from pyllama_spec.schema.formulas import (
     Properties,
     Text,
     Truth,
+    types_meant,
 )
-from pyllama_spec.schema.keywords import KEPT, Meaning, types_meant
-from pyllama_spec.schema.languages import Lang, Never, Words, either, matches, meet, table
+from pyllama_spec.schema.languages import Lang, Never, either, matches, meet, table
 from pyllama_spec.schema.limits import Budget, TooLargeError, malformed
 
 Node = frozenset[Fits]
@@ -301,28 +302,3 @@ def _has_number(case: Case) -> bool:
         return len(rules) < 2 or not numbers.number_table(rules).is_empty
     except TooLargeError:
         return True
-
-
-def listed_values(expansion: Expansion, node: Node) -> list[str] | None:
-    """The JSON texts of all matching values, if these are scalars and can be listed."""
-    values: list[str] = []
-    for kind in ("array", "object"):
-        if expansion.cases(node, kind):
-            return None
-    if expansion.cases(node, "null"):
-        values.append("null")
-    for case in expansion.cases(node, "boolean"):
-        values.extend(
-            text for text, one in (("true", True), ("false", False)) if one in truths(case)
-        )
-    for case in expansion.cases(node, "number"):
-        texts = listed_numbers(case)
-        if texts is None:
-            return None
-        values.extend(texts)
-    if expansion.cases(node, "string"):
-        lang = expansion.text_language(node)
-        if not isinstance(lang, Words):
-            return None
-        values.extend(json.dumps(word, ensure_ascii=False) for word in sorted(lang.words))
-    return values

@@ -1,5 +1,9 @@
 """The keywords of JSON Schema as formulas over a value; and the refused keywords.
 
+A formula combines conditions on a value of one JSON type by "and" and "or". A condition looks at
+the value itself (`Text`, `Count`, ...), or names another subschema (`Fits`). None has an opposite:
+what asks for one, such as "not", is refused by name.
+
 Those of the drafts 4 to 2020-12 are known. One that is none of them is an annotation, as the
 specification has it; there is a warning, since it may be a slip of the pen.
 """
@@ -9,39 +13,139 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from pyllama_spec.errors import clipped, shown
 from pyllama_spec.schema.document import Document, Node
-from pyllama_spec.schema.formats import (
+from pyllama_spec.schema.languages import Lang, length, listing
+from pyllama_spec.schema.limits import cannot, malformed
+from pyllama_spec.schema.numbers import Compare, Multiple, NumberRule, Whole, exact
+from pyllama_spec.schema.patterns import (
     FREE_FORMATS,
     KEPT_FORMATS,
     NUMBER_FORMATS,
+    PatternError,
     format_language,
+    pattern_language,
 )
-from pyllama_spec.schema.formulas import (
-    FALSE,
-    TRUE,
-    And,
-    Count,
-    Fits,
-    Formula,
-    Items,
-    Listed,
-    Names,
-    Number,
-    Or,
-    Present,
-    Properties,
-    Text,
-    Truth,
-    Unique,
-)
-from pyllama_spec.schema.languages import length, listing
-from pyllama_spec.schema.limits import cannot, malformed
-from pyllama_spec.schema.numbers import Compare, Multiple, NumberRule, Whole, exact
-from pyllama_spec.schema.patterns import PatternError, pattern_language
+
+TYPES = ("object", "array", "string", "number", "boolean", "null")
+
+
+class Formula:
+    """A condition, or a combination of conditions."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class And(Formula):
+    """A conjunction; without formulas it is true."""
+
+    parts: tuple[Formula, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or(Formula):
+    """A disjunction; without formulas it is false."""
+
+    parts: tuple[Formula, ...]
+
+
+TRUE, FALSE = And(()), Or(())
+
+
+@dataclass(frozen=True, slots=True)
+class Fits(Formula):
+    """The value matches a numbered subschema."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Condition(Formula):
+    """The condition of one keyword."""
+
+
+@dataclass(frozen=True)
+class Truth(Condition):
+    """A boolean with one of these values."""
+
+    values: frozenset[bool]
+
+
+@dataclass(frozen=True)
+class Number(Condition):
+    """A number that satisfies a rule."""
+
+    rule: NumberRule
+
+
+@dataclass(frozen=True)
+class Listed(Condition):
+    """A number of a list, each with its text."""
+
+    values: tuple[tuple[Fraction, str], ...]
+
+
+@dataclass(frozen=True)
+class Text(Condition):
+    """A text of a set."""
+
+    lang: Lang
+
+
+@dataclass(frozen=True)
+class Items(Condition):
+    """The subschemas of the first items, and of all others; None for any value."""
+
+    first: tuple[int, ...]
+    rest: int | None
+
+
+@dataclass(frozen=True)
+class Count(Condition):
+    """The number of items or properties; `path` locates it for an error message."""
+
+    low: int
+    high: int | None
+    path: str = "#"
+
+
+@dataclass(frozen=True)
+class Properties(Condition):
+    """The subschemas of properties: by name, by pattern, and of all others; None for any value.
+
+    `is_open` if the schema says itself that there may be others.
+    """
+
+    named: tuple[tuple[str, int], ...]
+    patterns: tuple[tuple[Lang, int], ...]
+    rest: int | None
+    is_open: bool = False
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The named subschemas by property name."""
+        return dict(self.named)
+
+
+@dataclass(frozen=True)
+class Present(Condition):
+    """A property is present."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Names(Condition):
+    """The subschema of all property names."""
+
+    fits: Fits
+
 
 ANNOTATIONS = frozenset([
     "title", "description", "default", "examples", "example", "deprecated", "readOnly",
@@ -58,7 +162,7 @@ _OF_TYPE = {
     ]),
     "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
     "array": frozenset([
-        "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
+        "items", "prefixItems", "additionalItems", "minItems", "maxItems",
     ]),
     "object": frozenset([
         "properties", "patternProperties", "additionalProperties", "required", "minProperties",
@@ -71,6 +175,7 @@ _BESIDE = "list the properties or items in one place"
 REFUSED = {
     "not": _OPPOSITE, "if": _OPPOSITE, "then": _OPPOSITE, "else": _OPPOSITE,
     "dependentRequired": _OPPOSITE, "dependentSchemas": _OPPOSITE, "dependencies": _OPPOSITE,
+    "uniqueItems": "take out afterwards what comes twice",
     "contains": "write items", "minContains": "write minItems", "maxContains": "write maxItems",
     "unevaluatedProperties": _BESIDE, "unevaluatedItems": _BESIDE, "$dynamicRef": "write $ref",
     "nullable": 'write "type": [..., "null"], or anyOf with {"type": "null"}',
@@ -114,7 +219,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_bound, "a number")),
     "multipleOf": (lambda value: _number(value) and value > 0, "a number above 0"),
     **dict.fromkeys(("pattern", "format"), (lambda value: isinstance(value, str), "a text")),
-    "uniqueItems": (lambda value: isinstance(value, bool), "true or false"),
     "type": (_types, f"one of {', '.join(_KNOWN_TYPES)}, or a list of them"),
     "enum": (lambda value: isinstance(value, list) and len(value) > 0, "a list with a value"),
     "required": (lambda value: _texts(value) or isinstance(value, bool), "a list of names"),
@@ -147,14 +251,16 @@ def check_keywords(node: Node) -> list[str]:
     """Refuses unsupported keywords of a schema; returns the unknown ones."""
     unknown = []
     for key, value in node.schema.items():
-        if key in REFUSED and not (key == "not" and value in ({}, True)):
+        is_kept = (key, value) in (("not", {}), ("not", True), ("uniqueItems", False))
+        if key in REFUSED and not is_kept:
             raise cannot(key, node.path, "a grammar does not keep it", REFUSED[key])
         check = _CHECKS.get(key)
         if check is not None and not check[0](value):
             raise malformed(key, node.path, f"is {shown(value)}, not {check[1]}")
         if key in _WITH_TEXTS and _has_half(list(value) if key in _WITH_NAMES else value):
             raise malformed(key, node.path, "has an unpaired surrogate")
-        if key not in KEPT and key not in ANNOTATIONS and not key.startswith(("x-", "x_")):
+        known = KEPT | ANNOTATIONS | REFUSED.keys()
+        if key not in known and not key.startswith(("x-", "x_")):
             unknown.append(key)
     return unknown
 
@@ -350,8 +456,6 @@ class Meaning:
             parts.append(Items(tuple(one.number for one in first), rest))
         if "minItems" in schema or "maxItems" in schema:
             parts.append(Count(*_range(schema, "minItems", "maxItems")))
-        if schema.get("uniqueItems"):
-            parts.append(Unique(node.path))
         return parts
 
     def _object_parts(self, node: Node) -> list[Formula]:

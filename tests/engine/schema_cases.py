@@ -216,16 +216,6 @@ CASES: dict[str, list[Case]] = {
         Case(_list(maxItems=2), [[], [1, "a"]], [[1, 2, 3]]),
         Case(_list(items=_INT, minItems=1, maxItems=400), [[1] * 400], [[], [1] * 401]),
     ],
-    "uniqueItems": [
-        Case(
-            _list(items={"enum": ["a", "b", "c"]}, uniqueItems=True),
-            [[], ["a", "c"], ["a", "b", "c"]],
-            [["a", "a"], ["d"]],
-        ),
-        Case(_list(items={"type": "boolean"}, uniqueItems=True), [[True, False]], [[True, True]]),
-        Case(_list(items=_INT, uniqueItems=True, maxItems=1), [[5]], [[5, 5]]),
-        Case(_list(items=_INT, uniqueItems=False), [[5, 5]], [["a"]]),
-    ],
     "properties": [
         Case(
             _dict(properties={"a": _INT, "b": _STR}),

@@ -13,9 +13,9 @@ from pyllama_spec import SchemaError, UnsupportedError
 from pyllama_spec.constraints import schema_grammar
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.schema import loosened_rules, schema_rules
-from pyllama_spec.schema.formats import FREE_FORMATS, KEPT_FORMATS, NUMBER_FORMATS
 from pyllama_spec.schema.keywords import ANNOTATIONS, KEPT
 from pyllama_spec.schema.keywords import REFUSED as REFUSED_KEYWORDS
+from pyllama_spec.schema.patterns import FREE_FORMATS, KEPT_FORMATS, NUMBER_FORMATS
 from tests.engine.grammar_walk import GrammarWalk
 from tests.engine.schema_cases import CASES
 
