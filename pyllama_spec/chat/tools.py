@@ -12,7 +12,6 @@ from pyllama_spec.chat.answers import (
     AnyReader,
     ContinuedReader,
     EngineReader,
-    ForcedReader,
     after,
     calls_grammar,
     either,
@@ -85,6 +84,11 @@ class ToolRequest:
             if not isinstance(parameters, Mapping | None):
                 param = f"{place.format(i)}.parameters"
                 raise ArgumentError(param, parameters, "a JSON schema as an object")
+            named = (parameters or {}).get("properties")
+            for name in named if isinstance(named, Mapping) else ():
+                if not _is_name(name):
+                    param = f"{place.format(i)}.parameters.properties"
+                    raise ArgumentError(param, name, "names that templates can write")
         if reasoning_format not in (None, *REASONING):
             raise ArgumentError(
                 "reasoning_format", reasoning_format, f"one of {', '.join(REASONING)}"
@@ -135,9 +139,14 @@ def _dicts(value: object, name: str) -> list[Mapping[str, Any]]:
 def _name(tool: Mapping[str, Any], place: str = "") -> str:
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not _is_name(name):
         raise ArgumentError(place, function, 'an object with a "name"')
     return name
+
+
+def _is_name(name: object) -> bool:
+    """Whether a template can write a name: it shows, and does not end a text of C."""
+    return bool(str(name).strip()) and "\0" not in str(name)
 
 
 def _choice(choice: object, names: Sequence[str]) -> str:
@@ -202,7 +211,7 @@ class ToolChats:
             remedy = 'chat_format="chatml-function-calling" of Llama() writes them into the prompt'
             warn(f"{rendered.note}; {remedy}")
         if wants_call and not session.grammar:
-            return rendered, ForcedReader(offered[0]) if request.forced else AnyReader(offered)
+            return rendered, AnyReader(offered)
         reader = chat.reader(session, checked, caller_variables)
         return rendered, reader if going_on is None else ContinuedReader(reader)
 
