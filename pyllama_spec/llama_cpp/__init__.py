@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from pyllama_spec.llama.llama_cpp_drafts import LlamaPromptLookupDecoding
+from pyllama_spec.llama.open_model import LlamaPromptLookupDecoding
 from pyllama_spec.llama_cpp import llama
 from pyllama_spec.llama_cpp.install import PARTS, install
 from pyllama_spec.llama_cpp.llama import *  # noqa: F403 - all that the module llama has

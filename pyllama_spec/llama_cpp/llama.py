@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pyllama_spec.engine.checks import count
 from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
 from pyllama_spec.llama.llama import BaseLlamaTokenizer, Llama, LlamaState, LlamaTokenizer
-from pyllama_spec.llama.llama_cpp_drafts import LlamaDraftModel
+from pyllama_spec.llama.open_model import LlamaDraftModel
 from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
 
 __all__ = [

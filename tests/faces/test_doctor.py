@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from pyllama_spec.cli import doctor
 from pyllama_spec.cli.doctor import measure_verify_cost
 from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
-from tests.faces.tools import copy_alone
 from tests.models import model_path
 
 BUDGET_S = 3.0
@@ -90,31 +88,3 @@ def test_the_trained_acceptance_is_compared_with_the_cost(
 ) -> None:
     found = doctor.conclusion(rates, above)
     assert gives in found and bool(found) == bool(gives)
-
-
-@pytest.mark.parametrize(
-    ("draft", "given", "n_rows"),
-    [("eagle3", (), 9), ("eagle3", ("--max-rows", "11"), 11), (None, (), 16)],
-)
-def test_batches_are_as_wide_as_the_draft_can_fill(
-    draft: str | None, given: tuple[str, ...], n_rows: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of_draft = () if draft is None else ("-d", str(model_path(draft)))
-    command = ["doctor", "-m", str(model_path("llama")), *of_draft, *given, "-t", "1"]
-    assert main([*command, "--repeat", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [cost["n_rows"] for cost in found["verify_cost"]] == list(range(1, n_rows + 1))
-
-
-@pytest.mark.parametrize("draft", ["suffix", "prompt-lookup", "auto", "grammar", "none"])
-def test_a_drafter_without_a_model_is_measured(
-    draft: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["doctor", "-m", str(copy_alone(tmp_path)), "-d", draft, "-t", "1"]
-    command += ["--max-rows", "3", "--repeat", "1"]
-    assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["verify_cost"]) == 3
-    assert ("draft" in found) == (draft != "none")
-    if draft not in ("grammar", "none"):
-        assert found["draft"]["n_proposed"] == found["draft"]["max_draft"]

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec import ContextFullError, PromptLookup, UnsupportedError
-from pyllama_spec.engine.sampler import MIN_TEMPERATURE
 from tests.faces.tools import (
     GREEDY,
     PROMPT,
@@ -82,18 +81,3 @@ def test_context_full_ends_with_length_and_too_long_a_prompt_is_an_error() -> No
             with pytest.raises(ContextFullError):
                 llm([97] * 32)
             assert lasting(llm(PROMPT, max_tokens=0, **GREEDY)) == lasting(response)
-
-
-@pytest.mark.parametrize("draft", [None, "prompt-lookup"])
-@pytest.mark.parametrize("more", [{}, {"repeat_penalty": 1.4}, {"logit_bias": {101: 3.0}}], ids=str)
-def test_a_temperature_that_divides_to_infinity_is_greedy(
-    draft: str | None, more: dict[str, Any]
-) -> None:
-    with open_tiny(draft, n_ctx=256) as llm:
-        texts = {
-            text_of(
-                llm.create_completion(PROMPT, max_tokens=24, temperature=one, seed=seed, **more)
-            )
-            for seed, one in enumerate((0.0, 1e-300, 1e-45, 1e-38, 1e-20, MIN_TEMPERATURE / 2))
-        }
-    assert len(texts) == 1

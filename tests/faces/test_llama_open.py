@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -60,23 +59,6 @@ def test_a_drafter_of_the_callers_is_not_closed() -> None:
     assert drafter.n_closed == 0
     with open_tiny(NoDrafter()):
         pass
-
-
-def test_silence_and_progress(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_tiny() as llm:
-        llm(PROMPT, max_tokens=2)
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
-    try:
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        with open_tiny(verbose=True):
-            pass
-        assert "loading" in capfd.readouterr().err
-    finally:
-        with open_tiny():
-            pass  # the log is the process's: silent again
 
 
 @pytest.mark.parametrize("draft", [None, "eagle3"])

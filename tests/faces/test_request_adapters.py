@@ -10,7 +10,6 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.engine import Adapter
-from pyllama_spec.errors import ArgumentError
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny, text_of
 from tests.models import model_path
@@ -135,17 +134,3 @@ def test_each_request_of_a_loop_has_its_own(
                 assert text_of(llm(PROMPT, **ASKED)) == texts[name]
             assert text_of(llm(PROMPT, **ASKED)) == texts["B"]
             assert "".join(map(text_of, stream)) == texts[name]
-
-
-def test_adapters_of_a_block_that_cannot_be(files: list[Path], texts: dict[str, str]) -> None:
-    with open_tiny() as llm, open_tiny() as other:
-        bad: list[Any] = [1, [1], [(files[0], 1.0)], [(Adapter(llm.model, files[0]), "x")]]
-        for one in bad:
-            with pytest.raises(ArgumentError), llm.with_adapters(one):
-                pass
-        of_other = sets(other, files)["A"]
-        with llm.with_adapters(of_other), pytest.raises(ArgumentError):
-            llm(PROMPT, **ASKED)
-        assert text_of(llm(PROMPT, **ASKED)) == texts["none"]
-        with llm.with_adapters(sets(llm, files)["A"]):  # of one model they are not another's
-            assert text_of(other(PROMPT, **ASKED)) == texts["none"]

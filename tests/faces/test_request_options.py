@@ -180,35 +180,6 @@ def test_answers_are_those_of_their_seeds(n_parallel: int, draft: str | None) ->
         assert counts_of(two)["prompt_tokens"] == N + 6
 
 
-@pytest.mark.parametrize("n_parallel", [1, 3])
-def test_a_request_with_several_answers_draws_one_seed(n_parallel: int) -> None:
-    with opened(seed=7, n_parallel=n_parallel) as a, opened(seed=7) as b:
-        several = a.create_completion(PROMPT, n=3, max_tokens=12)
-        assert text_of(several) == text_of(b.create_completion(PROMPT, max_tokens=12))
-        # What follows has the seeds that it has behind a request with one answer.
-        following = a.create_completion(PROMPT, max_tokens=12)
-        assert text_of(following) == text_of(b.create_completion(PROMPT, max_tokens=12))
-
-
-# A recurrent state goes back by the snapshots that there are with a draft.
-@pytest.mark.parametrize(
-    ("kind", "draft"),
-    [("llama", None), ("gemma3", None), ("qwen35", "prompt-lookup"), ("lfm2", "prompt-lookup")],
-)
-def test_the_prompt_of_several_answers_is_read_once(kind: str, draft: str | None) -> None:
-    prompt = list(b"the cat sat on the mat and then " * 3)
-    with opened(draft, kind) as llm:
-        cached: dict[int, int] = {}
-        for chunk in llm.create_completion(
-            prompt, n=3, max_tokens=6, stream=True, seed=1,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},
-        ):  # fmt: skip
-            for choice in chunk["choices"]:
-                usage = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
-                cached.setdefault(choice["index"], usage)
-        assert cached == {0: 0, 1: len(prompt) - 1, 2: len(prompt) - 1}
-
-
 # ---- what is told
 
 

@@ -138,19 +138,6 @@ def test_a_state_that_cannot_be_read_is_a_miss_in_a_cache() -> None:
         assert text(wide) == want
 
 
-def test_what_was_read_with_an_adapter_counts_when_it_comes_back(adapters: list[Path]) -> None:
-    with opened() as llm:
-        for pair in ([], [(adapters[0], 1.0)]):
-            llm.set_adapters(pair)
-            assert n_cached(llm, PROMPT) == 0
-        for pair in ([], [(adapters[0], 1.0)], [(adapters[0], 0.0)]):
-            llm.set_adapters(pair)
-            assert llm.n_tokens == 0
-            assert n_cached(llm, [*PROMPT, 7]) >= len(PROMPT) - 1
-        llm.set_adapters([(adapters[0], 2.0)])
-        assert n_cached(llm, PROMPT) == 0
-
-
 def test_states_with_adapters_fit_their_own_alone(adapters: list[Path]) -> None:
     with opened(lora_path=adapters[0]) as llm, opened() as other:
         want = text(llm)
@@ -162,20 +149,6 @@ def test_states_with_adapters_fit_their_own_alone(adapters: list[Path]) -> None:
         other.set_adapters([(adapters[0], 1.0)])
         other.load_state(state)
         assert text(other) == want
-
-
-def test_earlier_prompts_are_forgotten_and_can_be_left_out() -> None:
-    prompts = [prompt_tokens(60, seed=i) for i in range(5)]
-    with opened() as llm:
-        for prompt in prompts:
-            text(llm, prompt)
-        assert n_cached(llm, [*prompts[0], 5]) >= 60
-        llm.reset()
-        assert n_cached(llm, prompts[0]) == 0
-    with opened(prefix_cache_bytes=0) as llm:
-        for prompt in (prompts[0], prompts[1]):
-            text(llm, prompt)
-        assert n_cached(llm, prompts[0]) == 0
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "gemma3", "qwen35"])

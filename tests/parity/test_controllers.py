@@ -11,18 +11,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pyllama_spec.drafters import (
-    Committed,
     DFlash,
-    Draft,
     Drafter,
-    DraftRequest,
     LookupFirst,
 )
 from pyllama_spec.speculative import Controller, SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.controller import DraftDecision, Span, Spent
 from tests.eagle3_tools import head, target_context
 from tests.models import model_path
-from tests.oracles import GREEDY, generate, prompt_tokens, run_once, sampled, tiny, tiny_context
+from tests.oracles import generate, prompt_tokens, run_once, sampled, tiny, tiny_context
 from tests.scripted import Perfect
 
 PARAMS = sampled(5, temperature=1.2)
@@ -93,40 +90,3 @@ def test_what_is_cut_is_not_verified() -> None:
     assert run.stats.verified_histogram[2] == run.stats.rounds == 13
     assert run.stats.drafted == run.stats.accepted == 26
     assert run.stats.proposed > 90
-
-
-def test_a_chain_ends_where_it_is_told_to() -> None:
-    drafter = head()
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
-    seq = SequenceState()
-    generate(loop, seq, prompt_tokens(30), 10, PARAMS)
-    seen: list[float] = []
-
-    def stop(p: float) -> bool:
-        seen.append(p)
-        return len(seen) == 3
-
-    n_calls = drafter.n_calls
-    draft: Draft = drafter.propose([DraftRequest(0, seq.tokens, 8, None, stop)])[0]
-    assert len(draft.ids) == 3
-    assert list(draft.probabilities or ()) == seen
-    assert drafter.n_calls == n_calls + 3
-
-
-def test_a_copy_may_be_longer_than_a_block() -> None:
-    """The controller asks for a block of one, or a copy of four."""
-    drafter = LookupFirst(DFlash(model_path("dflash")), 2)
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
-    seq = SequenceState()
-    generate(loop, seq, prompt_tokens(9) * 3, 4, GREEDY)
-    text = list(seq.tokens)
-    rows = [loop.target.layer_input(layer)[:1] for layer in drafter.target_layers]
-    for more, lookup_only in (([250, 251], False), (text[:3], True)):
-        for token in more:
-            at = len(text)
-            loop.drafter.commit([Committed(0, [token], at, rows, at - 1)])
-            text.append(token)
-        request = DraftRequest(0, text, 1, n_lookup=4)
-        draft = loop.drafter.propose([request])[0]
-        assert len(draft.ids) == (4 if draft.match_length else 1)
-        assert (draft.match_length > 0) == lookup_only

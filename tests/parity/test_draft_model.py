@@ -50,25 +50,6 @@ def memory_of(loop: SpeculativeLoop) -> Any:
     return drafter.memory_or_fail()
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
-def test_n_drafted_tokens_are_n_decodes(arch: str) -> None:
-    """Attention rereads no accepted token, and a recurrent state rereads one."""
-    loop, seq = loop_of("llama", draft_of(arch, seed=9)), SequenceState()
-    memory = memory_of(loop)
-    run = generate(loop, seq, prompt_tokens(21), 60, HOT)
-    asked = [i for i, step in enumerate(run.steps) if step.n_drafted]
-    assert memory.n_calls == sum(step.n_drafted for step in run.steps)
-    # The text up to the last draft, and the guesses, but for those that stayed in the memory.
-    n_text = 21 + sum(len(step.tokens) for step in run.steps[: asked[-1]])
-    n_guesses = sum(run.steps[i].n_drafted - 1 for i in asked)
-    guesses = [(run.steps[i].n_drafted - 1, run.steps[i].n_accepted) for i in asked[:-1]]
-    if arch == "llama":
-        n_stayed = sum(min(n_fed, n_accepted) for n_fed, n_accepted in guesses)
-    else:  # all of them or none
-        n_stayed = sum(n_fed for n_fed, n_accepted in guesses if n_accepted >= n_fed)
-    assert memory.n_read == n_text + n_guesses - n_stayed
-
-
 def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
     drafter = draft_of("llama", seed=9)
     loop, seq = loop_of("llama", drafter), SequenceState()

@@ -18,11 +18,8 @@ from pyllama_spec.drafters import (
     Eagle3,
     LookupFirst,
     PromptLookup,
-    TokenPrior,
-    Vote,
     lookup_first,
 )
-from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine import Model
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import Says, ask, head, ngram_arrays, ngram_table, target_context
@@ -120,45 +117,6 @@ def test_copies_are_accepted_where_a_text_repeats() -> None:
     # The prompt's last token is the first of five that have to be the same.
     assert [step.n_accepted for step in run.steps] == [0, 0, 0, 0, *[4] * 4, 1]
     assert drafter.n_lookups == 5
-
-
-TEXT = prompt_tokens(30)
-
-
-def after_a_text(drafter: Eagle3) -> SpeculativeLoop:
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
-    loop.prefill(SequenceState(), TEXT[:-1])
-    drafter.commit(told(TEXT[-1:], len(TEXT) - 1))
-    return loop
-
-
-def always(*votes: Vote) -> TokenPrior:
-    return lambda drafted: votes
-
-
-def two_likeliest(drafter: Eagle3) -> list[tuple[int, float]]:
-    draft = drafter.propose([DraftRequest(0, TEXT, 1)])[0]
-    pairs = drafter.memory_or_fail()
-    assert isinstance(pairs, RowMemory)
-    ids, p, _ = pairs.context.draft_candidates(pairs._batch.n_tokens - 1)
-    own = list(zip(ids, p, strict=True))
-    assert draft.candidates is not None
-    assert list(draft.candidates[0]) == own
-    return own
-
-
-def test_a_vote_moves_the_choice_where_the_mixture_says_so() -> None:
-    drafter = head(output_scale=0.1)
-    with after_a_text(drafter).target:
-        (first, p), (second, q) = two_likeliest(drafter)
-        other = next(t for t in range(20, 30) if t not in (first, second))
-        for token, own in ((second, q), (other, 0.0)):
-            needed = (p - own) / 0.5
-            for weight, chosen in ((needed * 1.01, token), (needed * 0.99, first)):
-                draft = ask(drafter, 0, TEXT, 1, always(Vote(token, 0.5, weight)))
-                assert draft.ids == (chosen,)
-                score = own + 0.5 * weight if chosen == token else p
-                assert draft.probabilities[0] == pytest.approx(score / (1 + weight), rel=1e-4)
 
 
 def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,6 @@ from tests.row_drafts import (
 ONE_HEAD = [name for name in READ_ROWS if name != "several heads"]
 each_one_head = pytest.mark.parametrize("name", [marked(name) for name in ONE_HEAD])
 
-# What reads texts of some hundred tokens several times.
-each_long = pytest.mark.parametrize(
-    "name", [marked(name, is_release=name != "eagle3") for name in ONE_HEAD]
-)
-
 
 class Switch(Controller):
     def __init__(self) -> None:
@@ -110,20 +105,6 @@ def test_all_is_accepted_after_a_pause(name: str, n_plain: int) -> None:
     assert run.steps[1].n_drafted == kind.n_perm
     assert memory.n_calls > n_calls
     assert not is_paused(memory)
-
-
-@each_long
-def test_the_next_turn_reads_its_own_part_alone(name: str) -> None:
-    """The target decodes no dropped row again, even once the draft is used again."""
-    kind = ROW_DRAFTS[name]
-    loop, switch, memory = loop_of(kind, kind.perm())
-    seq = decode_plainly(loop, switch, kind, 300)
-    assert memory.of(seq.seq_id).first > 200
-    for is_on in (False, True):
-        n_known = len(seq.tokens) - 1
-        assert memory.resume_at(seq.seq_id, n_known) == n_known
-        switch.is_on = is_on
-        generate(loop, seq, kind.further(seq.tokens, 3), 40)
 
 
 _PATHS = [

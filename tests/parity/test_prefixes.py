@@ -201,19 +201,6 @@ def test_who_waits_goes_on_when_the_other_does_not(arch: str, end: str) -> None:
     assert arch in STATES or served.n_read - before == 3
 
 
-@pytest.mark.parametrize(
-    ("n_same", "n_held", "n_cached"), [(28, 60, 28), (8, 60, 8), (7, 60, 0), (11, 200, 11)]
-)
-def test_a_short_beginning_is_copied(n_same: int, n_held: int, n_cached: int) -> None:
-    """Short chats share the words of the template."""
-    served = server("llama", 2)
-    served.ask([*SYSTEM[:n_same], *prompt_tokens(n_held - n_same, seed=3)], place=1)
-    run = served.begin([*SYSTEM[:n_same], 250, *prompt_tokens(9, seed=4)], place=0)
-    assert run.n_cached == n_cached
-    served.finish([run])
-    served.check(run)
-
-
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_the_store_keeps_within_its_bound(arch: str) -> None:
     whole = server(arch)

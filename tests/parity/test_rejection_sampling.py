@@ -298,25 +298,6 @@ def test_a_seed_gives_the_same_text_again_alone_and_beside_others() -> None:
         assert finish(round_, runs) == alone
 
 
-def test_a_text_goes_on_where_it_was_saved() -> None:
-    """The state is saved in mid-text, and restored after another text on its sequence."""
-    model = tiny("markov", chances=TARGET_ROWS)
-    with markov_round() as round_:
-        expected = finish(round_, [start(model, 1, n=40)])[0]
-        for n_rounds in (2, 5, 9):
-            run = start(model, 1, n=40)
-            round_.begin(run)
-            for _ in range(n_rounds):
-                round_.step([run])
-            saved = round_.sequences.save(run.state)
-            finish(round_, [start(model, 2, n=20)])
-            round_.resume(run, saved, 0)
-            while not run.is_over:
-                round_.step([run])
-            assert run.state.tokens[2:] == expected
-            assert run.stats.acceptance == "distribution"
-
-
 # ---- through Llama, and where it is accepted exactly
 
 

@@ -163,27 +163,6 @@ def test_a_window_shorter_than_the_text(name: str, window: int) -> None:
         assert last - first < window + drafter.max_draft
 
 
-@each_that_reads_rows
-@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
-def test_a_window_for_each_sequence(name: str, kv_unified: bool) -> None:
-    """Also if the target's sequences share a cache: the draft's windows are full at once."""
-    kind = ROW_DRAFTS[name]
-    loop = kind.perm_loop(kind.perm(n_ctx=250), n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
-    for seq in [SequenceState(i) for i in range(4)]:
-        prompt = kind.perm_prompt(400 + seq.seq_id, seed=seq.seq_id)
-        kind.check_perfect(generate(loop, seq, prompt, 30), kind.n_perm)
-
-
-@each_kind
-def test_until_the_context_is_full(name: str) -> None:
-    kind = ROW_DRAFTS[name]
-    loop = kind.perm_loop(kind.perm(), n_ctx=64)
-    run = generate(loop, SequenceState(), kind.perm_prompt(20), 500)
-    kind.check_perfect(run, kind.n_perm)
-    assert run.finish_reason == "length"
-    assert len(run.text) == 65  # the last token is known without being decoded
-
-
 def perm_llama(kind: RowDraft, **options: Any) -> Llama:
     """PERM with the draft, each of whose tokens is verified."""
     values = {"n_ctx": 512, "lookup": 0, "controller": "fixed", "n_threads": 1, **options}
