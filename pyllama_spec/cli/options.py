@@ -164,8 +164,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a generation."""
     add_options(parser, RequestOptions, "sampling")
     parser.add_argument("--grammar", type=Path, metavar="GRAMMAR",
-        help="a file with GBNF rules, or with Lark rules that begin with "
-        "%%llguidance {}")  # fmt: skip
+        help="a file with GBNF rules")  # fmt: skip
 
 
 # ---- options that would do nothing though their writer relies on them

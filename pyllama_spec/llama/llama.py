@@ -107,7 +107,7 @@ from pyllama_spec.requests.options import (
     RequestOptions,
     StoppingCriterion,
 )
-from pyllama_spec.requests.run import GenerationRecord, Piece, Run, guided_sampler
+from pyllama_spec.requests.run import GenerationRecord, Piece, Run
 from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SequenceState, make_controller
@@ -1250,7 +1250,7 @@ class Llama(Closeable):
         )
         sampler = Sampler(model, params)
         try:
-            return (guided_sampler(model, sampler, options.guide) or sampler).sample_row(row)
+            return sampler.sample_row(row)
         finally:
             sampler.close()
 

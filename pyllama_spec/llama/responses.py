@@ -6,7 +6,6 @@ of records. Of parsed answers tool calls and reasoning are apart.
 
 from __future__ import annotations
 
-import hashlib
 import string
 import time
 from collections.abc import Sequence
@@ -191,6 +190,8 @@ _ID_LENGTH = 9
 
 def _made_id(answer_id: str, i: int) -> str:
     """The id of an answer's i-th call, equal in a stream and in the whole answer."""
+    import hashlib  # loads a library of its own
+
     number = int.from_bytes(hashlib.blake2b(f"{answer_id}/{i}".encode()).digest(), "little")
     chars = []
     for _ in range(_ID_LENGTH):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.constraints import Guide, form_of
+from pyllama_spec.constraints import form_of
 from pyllama_spec.engine import SamplerParams, Vocab
 from pyllama_spec.engine.checks import (
     boolean,
@@ -182,12 +182,11 @@ class RequestOptions:
         mirostat_mode, mirostat_tau, mirostat_eta: 0 is off, 1 or 2.
         seed: of sampling; None for the next of the model's stream of seeds, -1 for a new one.
         logit_bias: id (int, or str of digits) -> what is added to its logit.
-        grammar: GBNF rules with a rule `root`; Lark rules with a rule `start` that begin with
-            "%llguidance {}"; or an object that holds either as `_grammar`.
+        grammar: GBNF rules with a rule `root`, or an object that holds them as `_grammar`.
         response_format: {"type": "json_object"} for any JSON object, with "schema": {...} for
             those that it describes; {"type": "json_schema", "json_schema": {"schema": {...}}} means
-            the same; {"type": "regex", "pattern": "..."}; {"type": "grammar", "syntax": "lark",
-            "regex" or "gbnf", "definition": "..."}; {"type": "text"} for anything.
+            the same; {"type": "regex", "pattern": "..."}; {"type": "grammar", "syntax": "regex" or
+            "gbnf", "definition": "..."}; {"type": "text"} for anything.
         tfs_z: only 1, which is off; the engine no longer has tail-free sampling.
         logprobs: the number of alternatives to report with each token's log-probability; None for
             no log-probabilities. They are the model's, before any sampler.
@@ -464,11 +463,6 @@ class RequestOptions:
         return tuple(criteria)
 
     @property
-    def guide(self) -> Guide | None:
-        """The guide for llguidance; None without one, or if the engine handles the grammar."""
-        return self.grammar if isinstance(self.grammar, Guide) else None
-
-    @property
     def sees_prompt(self) -> bool:
         """Whether penalties and DRY see the prompt; DRY penalises repetitions of the prompt."""
         if self.penalize_prompt is None:
@@ -494,7 +488,6 @@ class RequestOptions:
         return SamplerParams(
             **{
                 **shared,
-                "grammar": None if self.guide is not None else self.grammar,
                 "dry_breakers": _as_tuple(self.dry_breakers, "dry_breakers"),
                 "logit_bias": bias,
                 "mirostat": self.mirostat_mode,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from pyllama_spec.errors import SchemaError
+from pyllama_spec.errors import SchemaError, clipped
 from pyllama_spec.schema.containers import Containers
 from pyllama_spec.schema.document import Document
 from pyllama_spec.schema.expansion import (
@@ -24,7 +24,7 @@ from pyllama_spec.schema.expansion import (
 )
 from pyllama_spec.schema.grammar import Alternative, Grammar, Literal, Rule
 from pyllama_spec.schema.keywords import KEPT, Fits, Number, Text
-from pyllama_spec.schema.languages import Lang, either, negated
+from pyllama_spec.schema.languages import Lang, either, negated, table
 from pyllama_spec.schema.limits import (
     MAX_STEPS,
     WORK,
@@ -35,6 +35,7 @@ from pyllama_spec.schema.limits import (
     out_of_steps,
 )
 from pyllama_spec.schema.numbers import MAX_DIGITS, MOST_WHOLE_DIGITS, Whole, number_table
+from pyllama_spec.schema.patterns import PatternError, pattern_language
 from pyllama_spec.schema.texts import (
     GEMMA_QUOTES,
     JSON_LIKE,
@@ -108,6 +109,25 @@ def argument_rules(
         return compiler.plain(parameter, marks, is_typed=form == "typed")
 
     return _compiled(schema, prefix, budget, quotes, made)
+
+
+def regex_rules(regex: str) -> str:
+    """Compiles the rules of the texts that a regular expression matches from end to end."""
+    grammar = Grammar(Budget())
+    try:
+        with WORK.on(grammar.budget):
+            states = table(pattern_language(f"^(?:{regex})$"))
+            name = Texts(grammar).of_table(states, "regex") if not states.is_empty else ""
+        grammar.put("root", [[Rule(name)]])
+        (text,) = grammar.texts(["root"])
+    except (PatternError, TooLargeError, OutOfStepsError) as error:
+        raise SchemaError(
+            f"the regular expression {clipped(regex)!r} cannot be kept: {error}", "pattern",
+            remedy="write it in the syntax of ECMA-262, shorter or simpler",
+        ) from None  # fmt: skip
+    if text is None:
+        raise SchemaError(f"no text matches the regular expression {clipped(regex)!r}", "pattern")
+    return text
 
 
 def beside_properties(schema: Any, *, is_deep: bool = False) -> list[str]:
