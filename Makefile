@@ -12,6 +12,12 @@ STAMP   = $(VENV)/.wheel
 else
 $(error ENGINE=$(ENGINE) is neither editable nor wheel)
 endif
+# Whose wheel `make wheel` makes. MACHINE=aarch64: for ARM64, on another machine; on Debian: apt-get install
+# g++-aarch64-linux-gnu. BACKEND=cu130, with CUDA 13.0's toolkit, or vulkan: 0.1.0+cu130, for an index of its own (wheel-index).
+MACHINE ?= $(shell uname -m)
+BACKEND ?=
+CROSS   = $(filter-out $(shell uname -m),$(MACHINE))
+DIST    = dist$(CROSS:%=-%)$(BACKEND:%=-%)
 MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
 DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py vendor/sbom.cdx.json $(shell find vendor/patches csrc -type f -not -name '*.pyc')
@@ -35,7 +41,7 @@ export CCACHE_BASEDIR   ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 endif
 
-.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 device-tests build-cuda fuzz sanitize soak release-check quality style wheel bench docs docs-build docs-pages clean
+.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 device-tests build-cuda fuzz sanitize soak release-check quality style wheel wheel-index bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -113,23 +119,28 @@ build-cuda:
 	    $(MAKE) VENV=.venv-cuda BUILD=build/cuda .venv-cuda/.built .venv-cuda/.test
 	.venv-cuda/bin/python -m tools.check_cuda_build
 
-# Our kernels for ARM64, cross-compiled for each variant of a wheel and run in an emulator: rows of every width and type, and a
-# model's texts with and without drafts. On Debian: apt-get install g++-aarch64-linux-gnu qemu-user
-ARM64_MODEL = models/SmolLM2-135M-Instruct.Q4_K_M.gguf
-ARM64_VARIANTS ?= neon:armv8-a:cortex-a72 dotprod:armv8.2-a+dotprod+fp16:neoverse-n1 \
+# The wheel for ARM64 in an emulated Python, with each of its engines: our kernels by themselves, a model's texts beside this
+# machine's, and with the best one rows, parity, states and the server. On Debian: what is missing is installed.
+ARM64_ENGINES ?= neon:armv8-a:cortex-a72 dotprod:armv8.2-a+dotprod+fp16:neoverse-n1 \
     i8mm:armv8.6-a+dotprod+fp16+i8mm+bf16:max
-ARM64_TOKENS ?= 8
-test-arm64: $(STAMP) $(ARM64_MODEL)
-	@for program in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$program >/dev/null || \
-	    { echo "$$program is missing: apt-get install g++-aarch64-linux-gnu qemu-user"; exit 1; }; done
-	set -e; for variant in $(ARM64_VARIANTS); do \
-	    name=$${variant%%:*}; cpu=$${variant##*:}; arch=$${variant#*:}; arch=$${arch%:*}; \
+ARM64_MODELS = $(patsubst %,models/SmolLM2-135M-Instruct.%.gguf,Q4_0 Q4_K_M BF16)
+ARM64_TESTS ?= tests/parity tests/server/test_endpoints.py
+ARM64_TEXTS = python -m tests.arm64.texts $(DRAFT) $(ARM64_MODELS)
+test-arm64: $(STAMP) $(VENV)/.test $(ARM64_MODELS)
+	command -v aarch64-linux-gnu-g++ qemu-aarch64 || apt-get install -y g++-aarch64-linux-gnu qemu-user
+	$(MAKE) wheel MACHINE=aarch64
+	$(BIN)/python -m tools.arm64_python build/arm64 "$$(echo dist-aarch64/*.whl)[server]" \
+	    pytest pytest-timeout hypothesis gguf jinja2 httpx openai anthropic
+	$(BIN)/$(ARM64_TEXTS) --out build/arm64/texts.json
+	set -e; for engine in $(ARM64_ENGINES); do \
+	    name=$${engine%%:*}; export QEMU_CPU=$${engine##*:}; arch=$${engine#*:}; arch=$${arch%:*}; \
 	    $(BIN)/cmake -S tests/arm64 -B build/arm64-$$name -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	        -DCMAKE_TOOLCHAIN_FILE=$(abspath tests/arm64/toolchain.cmake) -DCMAKE_BUILD_TYPE=Release -DGGML_CPU_ARM_ARCH=$$arch; \
-	    $(BIN)/cmake --build build/arm64-$$name --target rows text; \
-	    qemu-aarch64 -cpu $$cpu build/arm64-$$name/rows; \
-	    qemu-aarch64 -cpu $$cpu build/arm64-$$name/text $(ARM64_MODEL) $(ARM64_TOKENS); \
+	        -DCMAKE_TOOLCHAIN_FILE=$(abspath tools/aarch64.cmake) -DCMAKE_BUILD_TYPE=Release -DGGML_CPU_ARM_ARCH=$$arch; \
+	    $(BIN)/cmake --build build/arm64-$$name; \
+	    qemu-aarch64 build/arm64-$$name/rows; \
+	    build/arm64/$(ARM64_TEXTS) --beside build/arm64/texts.json; \
 	done
+	build/arm64/python -m pytest $(ARM64_TESTS) $(QUICK) $(PYTEST_ARGS)
 
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
 # FUZZ_SECONDS are for each of the five targets. What crashes is left in build/fuzz-corpus.
@@ -176,26 +187,35 @@ style: $(VENV)/.quality
 # The sdist, and the wheel that an isolated build makes from it alone: nothing else of this tree can leak in. It is unpacked
 # at a fixed place for a compiler cache; the CMake tree stays for the tests that link with the engine's libraries.
 # On Linux it runs with glibc 2.28 and newer ones, whichever the builder has.
-wheel: dist/.made
+wheel: $(DIST)/.made
 ifeq ($(shell uname -s),Linux)
-SYSROOT = build/glibc-2.28
+SYSROOT = build/glibc-2.28-$(MACHINE)
 WHEEL_FLAGS = CFLAGS="--sysroot=$(abspath $(SYSROOT)) -D__GLIBC_MINOR__=28 $$CFLAGS" \
     CXXFLAGS="--sysroot=$(abspath $(SYSROOT)) -D__GLIBC_MINOR__=28 $$CXXFLAGS" \
-    LDFLAGS="--sysroot=$(abspath $(SYSROOT)) -L$(abspath $(SYSROOT))/usr/lib $$LDFLAGS"
-WHEEL_TAG = $(BIN)/python -m wheel tags --remove --platform-tag manylinux_2_28_$(shell uname -m) dist/*.whl
+    LDFLAGS="--sysroot=$(abspath $(SYSROOT)) -L$(abspath $(SYSROOT))/usr/lib $$LDFLAGS" \
+    $(if $(CROSS),CMAKE_TOOLCHAIN_FILE=$(abspath tools/$(CROSS).cmake))
+WHEEL_TAG = $(BIN)/python -m wheel tags --remove --platform-tag manylinux_2_28_$(MACHINE) $(DIST)/*.whl
 $(SYSROOT): tools/glibc_sysroot.py | $(VENV)/.portable
-	$(BIN)/python -m tools.glibc_sysroot $@
+	$(BIN)/python -m tools.glibc_sysroot $@ --machine $(MACHINE)
 	@touch $@
 endif
-dist/.made: $(TRACKED) | $(VENV)/.test $(SYSROOT)
+BACKEND_FLAG = $(if $(BACKEND),-DGGML_$(if $(filter cu%,$(BACKEND)),CUDA,VULKAN)=ON)
+$(DIST)/.made: WORK = $(DIST:dist%=build/sdist%)
+$(DIST)/.made: $(TRACKED) | $(VENV)/.portable $(SYSROOT)
 	@echo "building the wheel: about six minutes on two cores"
-	rm -rf dist build/sdist build/wheel
-	$(BIN)/python -m build --sdist --outdir dist .
-	mkdir -p build/sdist && tar -xzf dist/*.tar.gz -C build/sdist --strip-components=1
-	$(WHEEL_FLAGS) $(BIN)/python -m build --wheel -C build-dir=$(abspath build/wheel) \
-	    -C cmake.define.PYLLAMA_SPEC_PORTABLE=ON --outdir dist build/sdist
+	rm -rf $(DIST) $(WORK) $(WORK:build/sdist%=build/wheel%)
+	$(BIN)/python -m build --sdist --outdir $(DIST) .
+	mkdir -p $(WORK) && tar -xzf $(DIST)/*.tar.gz -C $(WORK) --strip-components=1
+	$(if $(BACKEND),sed -i 's/^version = "[^"]*/&+$(BACKEND)/' $(WORK)/pyproject.toml)
+	$(WHEEL_FLAGS) CMAKE_ARGS="$(BACKEND_FLAG) $$CMAKE_ARGS" \
+	    $(BIN)/python -m build --wheel -C build-dir=$(abspath $(WORK:build/sdist%=build/wheel%)) \
+	    -C cmake.define.PYLLAMA_SPEC_PORTABLE=ON --outdir $(DIST) $(WORK)
 	$(WHEEL_TAG)
 	@touch $@
+
+# Pages by which pip finds these wheels, a folder for each backend, for any web server: pip install --extra-index-url .../cu130
+wheel-index: $(VENV)/.build-tools
+	$(BIN)/python -m tools.wheel_index build/whl $(wildcard dist*/*.whl)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py

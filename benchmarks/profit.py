@@ -5,10 +5,6 @@
 All sides generate each prompt directly after each other; their order rotates with prompts and
 repeats. A fixed side is N or N:P_MIN. It prints for each side the speed-up over plain decoding in
 the rounds of all prompts, the worst prompt, and the share of rounds without a draft.
-
-`--way warm` samples, and `--acceptance noise` or `distribution` accepts a small model's tokens in
-that way; texts are compared with those of plain decoding by the same way, except by distribution.
-`--part 0/3` takes every third prompt.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from pyllama_spec.drafters import DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.system import stock_kernels
 from pyllama_spec.llama.open_model import open_runtime
-from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import FixedLength, ProfitController
 
 
@@ -58,25 +54,14 @@ class Seen:
 
 
 Times = dict[str, dict[str, list[Seen]]]
-# The sampling of the texts; the options that are not named are Llama's.
-WAYS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "seeded": {
-        "temperature": 0.8, "seed": 7, "repeat_penalty": 1.1, "frequency_penalty": 0.2,
-        "presence_penalty": 0.2,
-    },
-    "warm": {"temperature": 0.8, "seed": 7},
-    "hot": {"temperature": 1.2, "seed": 7},
-}  # fmt: skip
 
 
 def open_side(model: Model, args: argparse.Namespace, name: str) -> Side:
     """Opens a side by its name: plain, profit, or a fixed length."""
     params = ContextParams(n_ctx=args.n_ctx, n_threads=args.threads)
-    options = RequestOptions(max_tokens=args.max_tokens, **WAYS[args.way])
-    accepts = args.acceptance
+    options = RequestOptions(max_tokens=args.max_tokens, temperature=0.0)
     if name == "plain":
-        return Side(open_runtime(model, params, NoDrafter(), None, acceptance=accepts), options)
+        return Side(open_runtime(model, params, NoDrafter(), None), options)
     is_file = Path(args.draft).is_file()
     if name == "profit":
         drafter = make_drafter(
@@ -89,7 +74,7 @@ def open_side(model: Model, args: argparse.Namespace, name: str) -> Side:
         n, p = int(length), float(p_min or 0.0)
         drafter = make_drafter(args.draft, DraftOptions(n, p if is_file else None, args.lookup))
         controller = FixedLength()
-    runtime = open_runtime(model, params, drafter, n, controller=controller, acceptance=accepts)
+    runtime = open_runtime(model, params, drafter, n, controller=controller)
     return Side(runtime, options, drafter)
 
 
@@ -160,9 +145,6 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--lookup", type=int, default=None)
     out.add_argument("--prompts", type=Path, default=None)
     out.add_argument("--skip", default="field", help="a category to skip")
-    out.add_argument("--part", default="0/1", metavar="K/N", help="every N-th prompt, from K on")
-    out.add_argument("--way", choices=tuple(WAYS), default="greedy")
-    out.add_argument("--acceptance", choices=ACCEPTANCE, default="exact")
     out.add_argument("-c", "--n-ctx", type=int, default=1024)
     out.add_argument("-t", "--threads", type=int, default=None)
     out.add_argument(
@@ -175,9 +157,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Measures, and prints."""
     args = parser().parse_args()
-    part, n_parts = map(int, args.part.split("/"))
     prompts = [p.as_chat(None) for p in load_prompts(args.prompts) if p.category != args.skip]
-    prompts = prompts[part::n_parts]
     names = ["plain", "profit", *args.fixed]
     times: Times = {name: {} for name in names}
     with contextlib.ExitStack() as stack:

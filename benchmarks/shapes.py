@@ -2,8 +2,8 @@
 
     python -m benchmarks.shapes qwen3.5-4b OUT.gguf [--vocab 248320] [--layers 32]
 
-The shapes: qwen3.5-4b and qwen3.5-9b with their MTP head, qwen3-8b and llama-3.1-8b, with the types
-of Q4_K_M. The weights are blocks of random bits with mean 0, so that gigabytes are written in
+The shapes: qwen3.5-4b and qwen3.5-9b with their MTP head, and llama-3.1-8b, with the types of
+Q4_K_M. The weights are blocks of random bits with mean 0, so that gigabytes are written in
 seconds.
 """
 
@@ -138,11 +138,9 @@ class Shape(Sketch):
 class _Sized(TinyConfig):
     """A shape whose head size does not depend on the width."""
 
-    head_size: int = 256
-
     @property
     def head_dim(self) -> int:
-        return self.head_size
+        return 256
 
 
 def qwen35(n_embd: int, n_ff: int, n_vocab: int, n_layer: int) -> Shape:
@@ -176,18 +174,6 @@ def qwen35(n_embd: int, n_ff: int, n_vocab: int, n_layer: int) -> Shape:
     return m
 
 
-def qwen3_8b(n_vocab: int, n_layer: int) -> Shape:
-    """The shape of Qwen3-8B."""
-    m = Shape(
-        _Sized(
-            "qwen3", 0, n_layer, n_vocab, n_embd=4096, n_head=32, n_head_kv=8, n_ff=12288,
-            rope_freq_base=1e6, head_size=128,
-        )
-    )  # fmt: skip
-    dense.qwen3(m)
-    return m
-
-
 def llama_8b(n_vocab: int, n_layer: int) -> Shape:
     """The shape of Llama 3.1 8B."""
     m = Shape(
@@ -203,7 +189,6 @@ def llama_8b(n_vocab: int, n_layer: int) -> Shape:
 SHAPES: dict[str, tuple[Callable[[int, int], Shape], int, int]] = {
     "qwen3.5-4b": (partial(qwen35, 2560, 9216), 248320, 32),
     "qwen3.5-9b": (partial(qwen35, 4096, 12288), 248320, 32),
-    "qwen3-8b": (qwen3_8b, 151936, 36),
     "llama-3.1-8b": (llama_8b, 128256, 32),
 }
 """Each shape's builder, vocabulary size, and number of layers."""

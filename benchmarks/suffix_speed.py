@@ -31,10 +31,7 @@ from pyllama_spec.llama.open_model import OpenModel, open_runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop, make_controller
 
-WAYS = {
-    "greedy": RequestOptions(temperature=0.0),
-    "seeded": RequestOptions(temperature=0.8, seed=7),
-}
+_GREEDY = RequestOptions(temperature=0.0)
 
 
 class Run(NamedTuple):
@@ -91,16 +88,16 @@ class Side:
         self, model: Model, drafter: Drafter, args: argparse.Namespace, params: ContextParams
     ) -> None:
         is_plain = isinstance(drafter, NoDrafter)
-        controller = None if is_plain else make_controller(args.controller)
+        controller = None if is_plain else make_controller("profit")
         self._runtime = open_runtime(model, params, drafter, None, controller=controller)
         self._open = OpenModel(model, self._runtime, own_drafter=drafter)
-        self._sequence, self._options = SequenceState(), WAYS[args.way]
+        self._sequence = SequenceState()
 
     def run(self, prompt: list[int], n_tokens: int) -> Run:
         """Generates a text."""
         model = self._runtime.model
         loop = SpeculativeLoop.of(self._runtime.round)
-        sampler = Sampler(model, self._options.sampler_params(model.vocab))
+        sampler = Sampler(model, _GREEDY.sampler_params(model.vocab))
         try:
             loop.prefill(self._sequence, prompt)
             rounds = loop.generate(self._sequence, sampler, n_tokens)
@@ -162,8 +159,6 @@ def main() -> int:
     parser.add_argument("--trace", choices=tuple(N_MEASURED), required=True)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the traces")
     parser.add_argument("--earlier", type=int, nargs="+", default=[0, 100])
-    parser.add_argument("--way", default="greedy", choices=tuple(WAYS))
-    parser.add_argument("--controller", default="profit", choices=("profit", "fixed"))
     parser.add_argument("-n", "--n-texts", type=int, default=1000, help="only the last N")
     parser.add_argument("-t", "--threads", type=int, default=1)
     args = parser.parse_args()

@@ -130,15 +130,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pls-random")
-    parser.add_argument("--only-build", action="store_true", help="write random files and exit")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     print(f"rows: {' '.join(f'{w:6d}' for w in WIDTHS)}", flush=True)
     rows = []
     for kind in args.types:
         path = random_model(args.random, kind, args.work) if args.random else smollm2(kind)
-        if args.only_build:
-            continue
         rows.append(show(kind, path, measure(path, args.threads, args.repeats)))
         if args.json is not None:
             args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -30,7 +30,7 @@ def main(model: str, draft: str) -> None:
     halved = Halved(open_draft(draft))
     with halved, Llama(model, draft=halved, controller="fixed", n_ctx=512) as llama:
         result = llama.create_completion("1, 2, 3, 4, ", max_tokens=48, temperature=0)
-    print(result["choices"][0]["text"], result["speculation"]["verified_histogram"], sep="\n")
+    print(result["choices"][0]["text"], result["speculation"]["accepted_histogram"], sep="\n")
     print(f"{halved!r}: {halved.n_proposed} proposed, {halved.n_chosen} chosen by the target")
 
 

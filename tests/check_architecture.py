@@ -92,7 +92,7 @@ KINDS = "drafters"
 # The folders of csrc/, from the ground up, as LAYERS: what the engine's own libraries compile, then
 # what the module adds. devices/ holds no source.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("kernels", "rpc", "transfers", "cpu_variants"),
+    ("kernels", "rpc", "cpu_variants"),
     ("base",),
     ("checks",),
     # What the engine calls: neither knows the other.

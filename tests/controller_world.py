@@ -80,6 +80,7 @@ class Outcome:
     Attributes:
         seconds: the time by the costs, without noise.
         n_tokens: the committed tokens.
+        saved_s, saved_error_s: what the controller says that drafts saved, and its error.
         lengths: for each round, the requested and the verified tokens of the first sequence.
         at: for each round, its start in the first text.
 
@@ -87,8 +88,14 @@ class Outcome:
 
     seconds: float = 0.0
     n_tokens: int = 0
+    saved_s: float = 0.0
+    saved_error_s: float = 0.0
     lengths: list[tuple[int, int]] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
+
+    def add_saved(self, spans: Sequence[Span]) -> None:
+        self.saved_s += sum(span.saved_s or 0.0 for span in spans)
+        self.saved_error_s += sum(span.saved_error_s for span in spans)
 
 
 class Fixed(Controller):
@@ -213,6 +220,8 @@ def _round(
     # In ms, as a clock shows it: the seconds that count are without what disturbs it.
     scale = 5e-3 if len(out.lengths) - 1 in costs.bad else 1e-3
     spent = Spent(noisy(draft_ms) * scale, noisy(verify_ms) * scale, costs.rest * scale)
+    controller.weigh(spans, spent)
+    out.add_saved(spans)
     controller.learn(spans, spent)
 
 

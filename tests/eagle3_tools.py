@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_spec.drafters import Draft, Drafter, DraftRequest, Eagle3, TokenPrior
-from pyllama_spec.drafters.ngram_table import P_SCALE, NgramTable, context_keys
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, Eagle3
+from pyllama_spec.drafters.ngram_table import P_SCALE, context_keys
 from pyllama_spec.engine import Context, Model
 from tests.models import model_path
 
@@ -33,13 +33,6 @@ def ngram_arrays(says: Says) -> dict[str, Any]:
     }
 
 
-def ngram_table(says: Says) -> NgramTable:
-    arrays = ngram_arrays(says)
-    return NgramTable(
-        arrays["ngram.keys"].view(np.uint32), arrays["ngram.ids"], arrays["ngram.p"], 320
-    )
-
-
 def target_context(model: Model, drafter: Drafter, **overrides: Any) -> Context:
     """A small context of the target on one thread that keeps what the drafter reads."""
     values: dict[str, Any] = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 32, "n_threads": 1}
@@ -61,10 +54,8 @@ def proposal(draft: Draft) -> Proposal:
     return Proposal(tuple(draft.ids), tuple(draft.probabilities))
 
 
-def ask(
-    drafter: Drafter, seq: int, tokens: Sequence[int], n: int = 8, prior: TokenPrior | None = None
-) -> Proposal:
-    return proposal(drafter.propose([DraftRequest(seq, list(tokens), n, prior)])[0])
+def ask(drafter: Drafter, seq: int, tokens: Sequence[int], n: int = 8) -> Proposal:
+    return proposal(drafter.propose([DraftRequest(seq, list(tokens), n)])[0])
 
 
 def damaged_states(drafter: Drafter, at: int) -> tuple[bytes, ...]:

@@ -49,6 +49,9 @@ def make_sysroot(out: Path, machine: str) -> None:
     family = "x86" if machine == "x86_64" else machine
     for part in ("any-linux-any", f"{family}-linux-any", "generic-glibc", f"{family}-linux-gnu"):
         shutil.copytree(headers / part, include, dirs_exist_ok=True)
+    # Of the system what has nothing to do with its C library: Vulkan's.
+    for name in ("vulkan", "vk_video", "spirv"):
+        (include / name).symlink_to(f"/usr/include/{name}")
     # libstdc++ asks whether it is there, and this version has it not.
     (include / "sys" / "single_threaded.h").unlink()
     with tempfile.TemporaryDirectory() as work:

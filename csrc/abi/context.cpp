@@ -42,8 +42,7 @@ context_state & open_context(llama_spec_context * handle) {
 context_call::context_call(llama_spec_context * handle)
     : state(open_context(handle)),
       lock(state.compute->busy, "the context (or one it shares threads with)"),
-      mark(state.in_call, "the context"),
-      counting(state.crossed, state.compute->crossed) {
+      mark(state.in_call, "the context") {
     if (is_exiting()) {
         fail(LLAMA_SPEC_EXITING, "the process is ending");
     }
@@ -302,20 +301,6 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
         out->n_draft_row   = ctx->state->draft ? ctx->state->draft->n_row() : 0;
         out->pooling_type  = llama_pooling_type(c);
         out->has_memory    = llama_get_memory(c) != nullptr;
-    });
-}
-
-int llama_spec_get_transfers(llama_spec_context * ctx, bool with_relatives, llama_spec_transfers * out) {
-    return guarded([&] {
-        const transfers & from = with_relatives ? ctx->state->compute->crossed : ctx->state->crossed;
-        out->bytes_to_device    = from.bytes_to_device.load(std::memory_order_relaxed);
-        out->bytes_to_host      = from.bytes_to_host.load(std::memory_order_relaxed);
-        out->bytes_between      = from.bytes_between.load(std::memory_order_relaxed);
-        out->n_to_device        = from.n_to_device.load(std::memory_order_relaxed);
-        out->n_to_host          = from.n_to_host.load(std::memory_order_relaxed);
-        out->n_between          = from.n_between.load(std::memory_order_relaxed);
-        out->n_synchronisations = from.n_synchronisations.load(std::memory_order_relaxed);
-        out->n_graphs           = from.n_graphs.load(std::memory_order_relaxed);
     });
 }
 

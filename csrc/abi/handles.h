@@ -6,7 +6,6 @@
 #include "base/draft_output.h"
 #include "base/guard.h"
 #include "checks/token_chars.h"
-#include "transfers/transfers.h"
 #include "drafts/draft_kind.h"
 
 #include "ggml-cpp.h"
@@ -50,7 +49,6 @@ struct compute_state {
     std::atomic<bool> busy{ false };
     ggml_threadpool_t pool      = nullptr;
     int32_t           n_threads = 0;
-    transfers         crossed;      // of all these contexts
     ~compute_state() {
         if (pool != nullptr) {
             ggml_threadpool_free(pool);
@@ -84,7 +82,6 @@ struct context_state {
     // How many tokens were rolled back since the last decode, by the engine's count.
     std::vector<uint32_t> n_undone;
     llama_memory_recurrent * states = nullptr;  // the recurrent part of the memory; NULL if the engine keeps none apart
-    transfers crossed;
     bool keeps_windows = true;                  // sliding-window layers keep all positions
     uint64_t n_host_copies = 0;                 // copies of states by llama_spec_state_get() and _set()
     // Buffers that decode reuses, so that a round allocates nothing.
@@ -106,7 +103,6 @@ struct context_call {
     context_state & state;
     in_use          lock;
     in_use          mark;   // for this context alone: freeing it only requires that no call is inside it
-    count_transfers counting;
     explicit context_call(llama_spec_context * ctx);
 };
 

@@ -204,16 +204,6 @@ int  llama_spec_context_new(llama_spec_model * model, const struct llama_spec_co
 int  llama_spec_context_free(llama_spec_context * ctx);
 int  llama_spec_context_get_info(llama_spec_context * ctx, struct llama_spec_context_info * out);
 
-/* Copies between host and devices in all calls on a context so far; all 0 if everything lies on the CPU. */
-struct llama_spec_transfers {
-    uint64_t bytes_to_device, bytes_to_host, bytes_between;     /* between: directly from device to device */
-    uint64_t n_to_device, n_to_host, n_between;                 /* copies */
-    uint64_t n_synchronisations;    /* waits of the host for a device; a blocking copy is not counted */
-    uint64_t n_graphs;              /* graphs sent to a device */
-};
-/* with_relatives: includes contexts that share its threads: a target and its drafts. Thread-safe, also during a decode.
- * */
-int  llama_spec_get_transfers(llama_spec_context * ctx, bool with_relatives, struct llama_spec_transfers * out);
 /* Limits the host memory for past tokens: n_bytes for each context; 0 for the host's free memory. Opening a context
  * that needs more fails with LLAMA_SPEC_MEMORY. */
 void llama_spec_limit_memory(uint64_t n_bytes);

@@ -127,30 +127,13 @@ def compare(pairs: Iterable[Pair]) -> Comparison:
     return Comparison(total(p.plain for p in all_pairs), total(p.spec for p in all_pairs))
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """The first difference between two texts of a prompt; a token is None where a text had ended.
-
-    `top2_gap` is the distance between plain decoding's two largest logits there. Near 0, rounding
-    decided. None if a second run did not show it.
-    """
-
-    repeat: int
-    position: int
-    plain_token: int | None
-    spec_token: int | None
-    top2_gap: float | None = None
-
-
-def find_fork(pairs: Sequence[Pair]) -> Fork | None:
-    """The first difference; None if all texts are equal."""
-    for repeat, pair in enumerate(pairs):
-        if pair.is_same:
-            continue
-        a, b = pair.plain.tokens, pair.spec.tokens
-        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-        at = min(len(a), len(b)) if at is None else at
-        return Fork(repeat, at, a[at] if at < len(a) else None, b[at] if at < len(b) else None)
+def find_fork(pairs: Sequence[Pair]) -> int | None:
+    """The place of the first difference in the first pair of unequal texts; None without any."""
+    for pair in pairs:
+        if not pair.is_same:
+            a, b = pair.plain.tokens, pair.spec.tokens
+            at = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+            return next(at, min(len(a), len(b)))
     return None
 
 
@@ -162,7 +145,7 @@ class PromptResult:
     category: str
     n_prompt: int
     pairs: tuple[Pair, ...]
-    fork: Fork | None = None
+    fork: int | None = None
 
     @property
     def comparison(self) -> Comparison:

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from pyllama_spec.bench import machine
 from pyllama_spec.bench.config import BenchConfig, load_prompts
-from pyllama_spec.bench.figures import BenchResult, Fork, Pair, PromptResult, Setup, find_fork
+from pyllama_spec.bench.figures import BenchResult, Pair, PromptResult, Setup, find_fork
 from pyllama_spec.bench.sides import Side, open_sides
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
@@ -66,7 +64,10 @@ def run(
         with contextlib.ExitStack() as stack:
             for side in (plain, *specs):
                 stack.enter_context(side)
-            setups = _setups(config, model, specs, n_ctx)
+            setups = [
+                _setup(config, draft, model, spec, n_ctx)
+                for draft, spec in zip(drafts, specs, strict=True)
+            ]
             if template.note and any(prompt.messages for prompt in prompts):
                 setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
             measurement = _Measurement(config, setups, plain, specs, progress, on_part, span)
@@ -86,14 +87,6 @@ def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequenc
             n_ctx=config.n_ctx, setup=f"give `n_ctx={need}`, or omit it",
         )  # fmt: skip
     return config.n_ctx
-
-
-def _setups(config: BenchConfig, model: Model, specs: Sequence[Side], n_ctx: int) -> list[Setup]:
-    """The setup of each draft."""
-    drafts = (config.draft, *config.also)
-    return [
-        _setup(config, draft, model, spec, n_ctx) for draft, spec in zip(drafts, specs, strict=True)
-    ]
 
 
 def _setup(
@@ -156,8 +149,6 @@ class _Measurement:
             for repeat in range(self.config.repeats):
                 for prompt, tokens in zip(prompts, ids, strict=True):
                     self._measure_one(prompt, tokens, repeat, n_steps)
-            for prompt, tokens in zip(prompts, ids, strict=True):
-                self._explain_fork(prompt, tokens)
         self.span["finished"] = machine.now()
         self.span["load_average_end"] = machine.load_average()
         if self.progress is not None:
@@ -206,28 +197,6 @@ class _Measurement:
             results[prompt.id] = replace(result, pairs=pairs, fork=find_fork(pairs))
         if self.on_part is not None:
             self.on_part(self.result(is_part=True), prompt.id)
-
-    def _explain_fork(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        """Measures the gap between plain decoding's top two logits where a prompt's texts fork."""
-        for results in self.results:
-            result = results[prompt.id]
-            if result.fork is not None:
-                gap = self._top2_gap(result.pairs[result.fork.repeat], result.fork, tokens)
-                fork = replace(result.fork, top2_gap=gap)
-                results[prompt.id] = replace(result, fork=fork)
-
-    def _top2_gap(self, pair: Pair, fork: Fork, tokens: Sequence[int]) -> float | None:
-        """Decodes plainly once more up to the fork, and reads the logits there."""
-        gaps: list[float] = []
-
-        def observe(row: int, token: int) -> None:
-            second, first = np.partition(self.plain.runtime.context.logits(row), -2)[-2:]
-            gaps.append(float(first - second))
-
-        again = self.plain.run(tokens, fork.position + 1, observe)
-        if again.tokens[: fork.position] != pair.plain.tokens[: fork.position]:
-            return None  # plain decoding does not repeat itself here
-        return gaps[fork.position] if fork.position < len(gaps) else None
 
     def result(self, *, is_part: bool = False) -> BenchResult:
         """The result so far; is_part: as if the measurement had been interrupted here."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import os
 import platform
+import re
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -47,10 +50,13 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    for line in _text(Path("/proc/cpuinfo")).split("\n"):
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model") and value.strip():
-            return value.strip()
+    # Linux knows an ARM processor by numbers, and lscpu the names.
+    for command in (("lscpu",), ("sysctl", "machdep.cpu.brand_string")):
+        with contextlib.suppress(OSError):
+            env = {**os.environ, "LC_ALL": "C"}
+            said = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+            if match := re.search(r"(?m)^(?:\s*Model name|machdep\S+):\s*(.+)", said.stdout):
+                return match[1].strip()
     return platform.processor() or platform.machine()
 
 
@@ -82,10 +88,3 @@ def load_average() -> list[float] | None:
 def now() -> str:
     """The time in UTC, ISO 8601."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -7,16 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.bench.figures import (
-    BenchResult,
-    Totals,
-    acceptance_by_depth,
-    ratio,
-)
+from pyllama_spec.bench.figures import BenchResult
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 FORMATS = (".png", ".svg", ".pdf")
-_BLUE, _ORANGE, _GREY = "#4477aa", "#ee7733", "#999999"
+_ORANGE, _GREY = "#ee7733", "#999999"
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
@@ -32,15 +27,12 @@ def check_plot(path: str | os.PathLike[str]) -> None:
 
 
 def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
-    """Draws speed-up per prompt with its spread, acceptance by depth, and the split of the time."""
+    """Draws the speed-up per prompt with its spread."""
     check_plot(path)
     height = max(4.0, 1.5 + 0.28 * max(len(result.prompts), 1))
-    figure = _figure_class()(figsize=(14, height), layout="constrained")
-    speed, depth, time = figure.subplots(1, 3, width_ratios=(2.2, 1.2, 1))
+    figure = _figure_class()(figsize=(9, height), layout="constrained")
     figure.suptitle(_title(result))
-    _draw_speedups(speed, result)
-    _draw_depths(depth, result)
-    _draw_time(time, result)
+    _draw_speedups(figure.subplots(), result)
     figure.savefig(path, dpi=120)
 
 
@@ -86,42 +78,3 @@ def _draw_speedups(axes: Any, result: BenchResult) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("speed-up over plain decoding, min .. max of the repeats")
     axes.set_title("speed-up per prompt")
-
-
-def _draw_depths(axes: Any, result: BenchResult) -> None:
-    depths = acceptance_by_depth(pair.spec for pair in result.pairs)
-    x = [one.depth for one in depths]
-    reached = [one.rate if one.rate is not None else float("nan") for one in depths]
-    drafted = [one.rate_of_drafted or 0.0 for one in depths]
-    axes.plot(x, reached, "o-", color=_BLUE, label="if those before it were")
-    axes.plot(x, drafted, "s--", color=_ORANGE, label="of all drafted")
-    axes.set_xticks(x)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("depth in the draft")
-    axes.set_ylabel("share accepted")
-    axes.legend(loc="lower left")
-    axes.set_title("acceptance by depth")
-
-
-def _draw_time(axes: Any, result: BenchResult) -> None:
-    """Draws stacked milliseconds per token."""
-    both = result.comparison
-    sides = (both.plain, both.spec)
-    parts = (
-        ("verify", _BLUE, [side.timing.verify_s for side in sides]),
-        ("draft", _ORANGE, [side.timing.draft_s for side in sides]),
-        ("rest", _GREY, [side.timing.overhead_s for side in sides]),
-    )
-    bottom = [0.0, 0.0]
-    for label, colour, seconds in parts:
-        heights = [_ms(one, side) for one, side in zip(seconds, sides, strict=True)]
-        axes.bar(["plain", "speculative"], heights, bottom=bottom, color=colour, label=label)
-        bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
-    axes.set_ylim(0, 1.25 * max(*bottom, 1e-9))  # room for the legend
-    axes.set_ylabel("ms per token")
-    axes.legend(loc="upper left")
-    axes.set_title("where the time goes")
-
-
-def _ms(seconds: float, side: Totals) -> float:
-    return ratio(1e3 * seconds, side.n_tokens) or 0.0

@@ -9,7 +9,6 @@ from typing import Any
 from pyllama_spec.bench.figures import (
     BenchResult,
     Comparison,
-    Fork,
     PromptResult,
     Spread,
     Totals,
@@ -17,16 +16,11 @@ from pyllama_spec.bench.figures import (
     ratio,
 )
 from pyllama_spec.speculative.stats import (
-    SpeculationStats,
-    idle_in_words,
-    since_in_words,
     sources_as_dict,
     sources_in_words,
 )
 
 FORMAT = "pyllama_spec bench 1"
-# The share of an idle machine is 0.9 and more: threads that wait for each other poll.
-BUSY = 0.75
 # A note names so many prompts.
 _MOST_NAMES = 6
 _NOTHING = "-"
@@ -42,12 +36,11 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         "prompts": [_prompt(prompt) for prompt in result.prompts],
         "summary": {
             **_comparison(both),
-            "speedup_over_repeats": _as_dict(result.speedups),
+            "speedup_over_repeats": _spread(result.speedups),
             "same_text": all(pair.is_same for pair in result.pairs),
         },
         "categories": {name: _comparison(one) for name, one in result.categories.items()},
         "time": {"plain": _time(both.plain), "spec": _time(both.spec)},
-        "prompt_cost_ratio": ratio(both.spec.timing.prompt_s, both.plain.timing.prompt_s),
         "by_source": sources_as_dict(both.spec.stats.by_source),
         "accepted_histogram": both.spec.stats.accepted_histogram,
         "acceptance_by_depth": [
@@ -86,7 +79,6 @@ def _comparison(both: Comparison) -> dict[str, Any]:
         "n_texts": both.plain.n_texts,
         "n_tokens": both.plain.n_tokens,
         "rounds": counts.rounds,
-        "rounds_without_draft": counts.verified_histogram[0],
         "drafted": counts.drafted,
         "accepted": counts.accepted,
     }
@@ -101,21 +93,18 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "category": prompt.category,
         **_comparison(both),
         "same_text": prompt.fork is None,
-        "fork": _as_dict(prompt.fork),
-        "speedup_over_repeats": _as_dict(prompt.speedups),
+        "fork": prompt.fork,
+        "speedup_over_repeats": _spread(prompt.speedups),
         "prompt_tokens": prompt.n_prompt,
         "by_source": sources_as_dict(counts.by_source),
         "accepted_histogram": counts.accepted_histogram,
         # Over the repeats: disabled in any, else used in any, and so on.
         "state": next((one for one in ("disabled", "used", "idle") if one in states), "none"),
         "reason_off": next((one.reason_off for one in runs if one.state == "disabled"), None),
-        "asked": counts.asked,
-        "probes": counts.probes,
-        "proposed": counts.proposed,
     }
 
 
-def _as_dict(of: Spread | Fork | None) -> dict[str, Any] | None:
+def _spread(of: Spread | None) -> dict[str, Any] | None:
     return None if of is None else asdict(of)
 
 
@@ -136,16 +125,6 @@ def notes(result: BenchResult) -> list[str]:
     out = list(result.setup.notes)
     if result.config.repeats == 1:
         out.append("one repeat: what a single prompt shows may be the machine's doing")
-    share = own_share(result)
-    if share is not None and share < BUSY:
-        has_cpu = result.comparison.cpu_speedup is not None
-        trust = (
-            "see the speed-up by processor time" if has_cpu else "an idle machine may give others"
-        )
-        out.append(
-            f"the machine was busy: plain decoding's threads had a core for {share:.0%} of the "
-            f"time; {trust}"
-        )
     if result.is_interrupted:
         out.append("interrupted: only what was measured until then is counted")
     if result.failure is not None:
@@ -153,41 +132,21 @@ def notes(result: BenchResult) -> list[str]:
     return out + _states(result)
 
 
-def own_share(result: BenchResult) -> float | None:
-    """Plain decoding's share of its threads' processor time: about 1.0 on an idle machine."""
-    plain = result.comparison.plain
-    clock_s = (plain.timing.prompt_s + plain.timing.decode_s) * result.setup.n_threads
-    share = ratio(plain.cpu_s, clock_s)
-    return share or None
-
-
 def _states(result: BenchResult) -> list[str]:
-    """The texts in which the drafter was idle or disabled, since which round, and why."""
+    """The texts in which the drafter was idle or disabled, and why."""
     runs = [(prompt.id, pair.spec.stats) for prompt in result.prompts for pair in prompt.pairs]
-    by_words: dict[tuple[str, str], list[tuple[str, SpeculationStats]]] = {}
+    by_words: dict[tuple[str, str], list[str]] = {}
     for name, one in runs:
         if one.state == "disabled":
-            by_words.setdefault(("was disabled", one.reason_off or ""), []).append((name, one))
+            by_words.setdefault(("was disabled", one.reason_off or ""), []).append(name)
         elif one.state == "idle":
-            words = f"{one.asked > 0} {one.proposed > 0}"
-            by_words.setdefault(("was idle", words), []).append((name, one))
-        elif one.copies_alone:
-            why = "nothing of its model was accepted"
-            by_words.setdefault(("gave only copies", why), []).append((name, one))
+            what = "was not asked" if not one.asked else "proposed nothing that was verified"
+            by_words.setdefault(("was idle", what), []).append(name)
     out = []
     for (what, why), those in by_words.items():
-        since = ""
-        if what == "was disabled":
-            since = f", {since_in_words([one.off_since or 0 for _, one in those])}"
-        elif what == "was idle":
-            why = idle_in_words(
-                sum(one.asked for _, one in those), sum(one.proposed for _, one in those)
-            )
-        names = list(dict.fromkeys(name for name, _ in those))
-        named = ", ".join(names[:_MOST_NAMES])
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        texts = f"{len(those)} of {len(runs)} texts ({named}{more})"
-        out.append(f"the drafter {what} in {texts}{since}: {why}")
+        names = list(dict.fromkeys(those))
+        named = ", ".join(names[:_MOST_NAMES]) + ", ..." * (len(names) > _MOST_NAMES)
+        out.append(f"the drafter {what} in {len(those)} of {len(runs)} texts ({named}): {why}")
     return out
 
 
@@ -207,16 +166,15 @@ def table(result: BenchResult) -> str:
 
 
 def _one_table(run: _Figures) -> str:
-    blocks = (_head, _prompts, _categories, _times, _controller, _acceptance)
+    blocks = (_head, _prompts, _categories, _times, _acceptance)
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := block(run)))
 
 
 def _compared(runs: Sequence[_Figures]) -> list[str]:
     """A line for each of several drafts."""
-    by_cpu = _speedup_by_cpu(runs[0]) is not None
     head = ["drafts, beside the same plain texts", "speed-up", "(min .. max)", "end to end",
             "accepted", "per round", "draft", "verify", "same text",
-            *["by processor time"] * by_cpu]  # fmt: skip
+            "by processor time"]  # fmt: skip
     rows = [
         [
             run["settings"]["draft"], _number(run["summary"]["speedup"]),
@@ -225,7 +183,7 @@ def _compared(runs: Sequence[_Figures]) -> list[str]:
             _number(run["summary"]["acceptance_rate"]),
             _number(run["summary"]["tokens_per_round"]),
             *(_number(_ms(run, "spec", part)) for part in ("draft_s", "verify_s")),
-            _n_same(run), *[_number(run["summary"]["cpu_speedup"])] * by_cpu,
+            _n_same(run), _number(run["summary"]["cpu_speedup"]),
         ]
         for run in runs
     ]  # fmt: skip
@@ -258,22 +216,16 @@ def _prompts(run: _Figures) -> list[str]:
             "same"]  # fmt: skip
     rows = [[one["id"], one["category"], *_speeds(one), _same(one)] for one in run["prompts"]]
     rows.append(["all", "", *_speeds(run["summary"]), _n_same(run)])
-    by_cpu = _speedup_by_cpu(run)
     return [
         "tokens per second of decoding; total tokens / total seconds; same: the same text",
         *_aligned([head, *rows]),
         "with the prompts, end to end: speed-up " + _number(run["summary"]["end_to_end_speedup"]),
-        *([] if by_cpu is None else
-          [f"by processor time of the decoding, as the machine was busy: speed-up {by_cpu:.2f}"]),
-    ]  # fmt: skip
+        "by processor time of the decoding: speed-up " + _number(run["summary"]["cpu_speedup"]),
+    ]
 
 
 def _same(prompt: _Figures) -> str:
-    fork = prompt["fork"]
-    if fork is None:
-        return "yes"
-    gap = "" if fork["top2_gap"] is None else f", gap {fork['top2_gap']:.3g}"
-    return f"to {fork['position']}{gap}"
+    return "yes" if prompt["fork"] is None else f"to {prompt['fork']}"
 
 
 def _speeds(one: _Figures) -> list[str]:
@@ -286,14 +238,6 @@ def _speeds(one: _Figures) -> list[str]:
 def _around(one: _Figures, between: str) -> str:
     of = one["speedup_over_repeats"]
     return _NOTHING if of is None else f"{of['min']:.2f}{between}{of['max']:.2f}"
-
-
-def _speedup_by_cpu(run: _Figures) -> float | None:
-    """The speed-up by processor time where the machine was busy; None where it was not."""
-    plain, n_threads = run["time"]["plain"], run["settings"]["n_threads"]
-    share = ratio(plain["cpu_s"], (plain["prompt_s"] + plain["decode_s"]) * n_threads)
-    speedup: float | None = run["summary"]["cpu_speedup"]
-    return speedup if share and share < BUSY else None
 
 
 def _categories(run: _Figures) -> list[str]:
@@ -312,43 +256,19 @@ def _categories(run: _Figures) -> list[str]:
 
 def _times(run: _Figures) -> list[str]:
     """Milliseconds per token by part; the columns add up to the total."""
-    head = ["ms per token", "draft", "verify", "rest", "decode", "prompt, s in all", "processors"]
+    head = ["ms per token", "draft", "verify", "rest", "decode", "prompt, s in all"]
     rows = []
     for side, name in (("plain", "plain"), ("spec", "with draft")):
         time = run["time"][side]
         parts = (_ms(run, side, f"{one}_s") for one in ("draft", "verify", "rest", "decode"))
-        processors = ratio(time["cpu_s"], time["prompt_s"] + time["decode_s"])
-        rows.append([
-            name, *map(_number, parts), _number(time["prompt_s"]), _number(processors),
-        ])  # fmt: skip
-    cost = _number(run["prompt_cost_ratio"], 3)
-    return [
-        *_aligned([head, *rows]),
-        "processors: processor time of all threads over time by the clock",
-        f"reading the prompts took {cost} times as long with the draft",
-    ]
+        rows.append([name, *map(_number, parts), _number(time["prompt_s"])])
+    return _aligned([head, *rows])
 
 
 def _ms(run: _Figures, side: str, part: str) -> float | None:
     """Milliseconds per token of the rounds."""
     time, tps = run["time"][side], run["summary"][f"{side}_tps"]
     return ratio(1e3 * time[part], time["decode_s"] * tps if tps else None)
-
-
-def _controller(run: _Figures) -> list[str]:
-    """The controller's requests and results per prompt; [] if it never asked the drafter."""
-    if not any(one["asked"] for one in run["prompts"]):
-        return []
-    head = ["drafts", "rounds", "asked", "retries", "proposed", "drafted", "accepted",
-            "state"]  # fmt: skip
-    keys = ("rounds", "asked", "probes", "proposed", "drafted", "accepted")
-    rows = [[one["id"], *(str(one[key]) for key in keys), one["state"]] for one in run["prompts"]]
-    return [
-        *_aligned([head, *rows]),
-        "asked: rounds that asked for a draft; retries: those of a disabled drafter;",
-        "drafted: the proposed tokens that the target verified; state: disabled if it was in any",
-        "repeat",
-    ]
 
 
 def _acceptance(run: _Figures) -> list[str]:

@@ -24,7 +24,6 @@ from pyllama_spec.llama.open_model import OpenModel, open_runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.speculative import (
-    RowObserver,
     SequenceState,
     SpeculativeLoop,
     make_controller,
@@ -84,7 +83,7 @@ class Side(Closeable):
         """The drafter's remark, such as why auto chose it; "" for none."""
         return self.runtime.round.drafter.note
 
-    def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
+    def run(self, prompt: Sequence[int], n_tokens: int) -> Run:
         """Generates once from an empty memory, without reuse of an earlier prompt."""
         self._open.reset()
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
@@ -97,7 +96,7 @@ class Side(Closeable):
         try:
             # A second run would copy the first one.
             loop.prefill(sequence, prompt, remember=False)
-            rounds = loop.generate(sequence, sampler, n_tokens, observe, rejection, noise)
+            rounds = loop.generate(sequence, sampler, n_tokens, None, rejection, noise)
             steps = [next(rounds)]  # from the prompt
             drawn = process_time()
             steps += rounds

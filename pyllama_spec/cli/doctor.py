@@ -1,28 +1,24 @@
-"""doctor: prints versions and devices, and measures the cost of a verify batch and of a draft."""
+"""doctor: prints versions and devices, measures verify batches, and tries a draft."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
-import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict
 from time import perf_counter, process_time
 from typing import Any
 
 from pyllama_spec._version import __version__
 from pyllama_spec.cli.options import HELP, add_options, given, own_draft, path_argument
 from pyllama_spec.cli.wording import whole_number
-from pyllama_spec.drafters import Committed, Drafter, DraftOptions, DraftRequest, needs_file
-from pyllama_spec.drafters.registry import AUTO, MTP, make_drafter_for, open_before, wants_head
+from pyllama_spec.drafters import Drafter, DraftOptions
+from pyllama_spec.drafters.registry import make_drafter_for, open_before, wants_head
 from pyllama_spec.engine import (
-    Batch,
     Context,
     Model,
     devices,
@@ -36,21 +32,31 @@ from pyllama_spec.engine import (
 )
 from pyllama_spec.engine.model import in_words
 from pyllama_spec.engine.system import backends
-from pyllama_spec.errors import ArgumentError, ModelLoadError
-from pyllama_spec.gguf.reader import read_key
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
-from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
-from pyllama_spec.speculative.row_timing import in_order
-from pyllama_spec.speculative.stats import plural
+from pyllama_spec.speculative.row_timing import measure_rows
 from pyllama_spec.terminal import ProgressBar, fitted
 
 MAX_ROWS = 16
 # With the time for opening, less than a minute.
-VERIFY_S, DRAFT_S = 40.0, 10.0
-_N_PREFIX = 128
-# What drafters are measured after, again and again: lookups find it.
-_TEXT = '{"id": 7, "name": "a"}\n'
+_VERIFY_S, _TRIAL_S = 20.0, 30.0
+# What a draft is tried on: the answers repeat nothing, or the request.
+_ORDINARY = (
+    "Why is the sky blue? Answer in a paragraph.",
+    "Write a Python function that merges two sorted lists.",
+    "Plan a birthday party for ten children in short points.",
+)
+_REPEATING = "Repeat this list, word for word:\n" + "\n".join(
+    f"{i}. The {colour} bicycle of the {who} stands behind the {where}."
+    for i, (colour, who, where) in enumerate(
+        (("red", "baker", "old mill"), ("green", "teacher", "town hall"),
+         ("blue", "gardener", "harbour wall"), ("yellow", "painter", "railway station")), 1,
+    )
+)  # fmt: skip
+_N_TOKENS, _N_PASSES = 64, 3
+# What a draft has to gain: less may be the noise of the clock.
+_PAYS = 1.03
 # The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
 _OF_PLACES = [
@@ -61,19 +67,17 @@ _OF_PLACES = [
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command `doctor`."""
     parser = commands.add_parser(
-        "doctor", help="print versions and devices, and measure the cost of a verify batch"
+        "doctor", help="print versions and devices, measure verify batches, and try a draft"
     )
     add = parser.add_argument
     add("-m", "--model", dest="model_path", type=path_argument, metavar="MODEL",
         help="the target; without it, no measurement")  # fmt: skip
     add("-d", "--draft",
         help="as generate's -d: the GGUF of a draft, mtp, auto, suffix and so on, "
-        f"{HELP}: does it fit, its cost")  # fmt: skip
+        f"{HELP}: does it fit, does it pay")  # fmt: skip
     add("--max-rows", type=whole_number(2, 64), metavar="N",
         help="the widest verify batch that is measured, 2 to 64 "
         f"[{MAX_ROWS}, or what the draft can fill]")  # fmt: skip
-    add("--repeat", dest="repeats", type=whole_number(1, 10**6), default=5, metavar="N",
-        help="passes over all widths")  # fmt: skip
     add_options(parser, OpenOptions, "target", "layers")
     add("--json", action="store_true", help="print one JSON object")
     add_options(parser, OpenOptions, "threads")
@@ -94,10 +98,10 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result, indent=1, default=str))
         return 0
+    if "verify_cost" in result:
+        _print_costs(result["verify_cost"], result["own_share"], args.max_rows)
     if "draft" in result:
         _print_draft(result["draft"], result["model"]["n_vocab"])
-    if "verify_cost" in result:
-        _print_costs(result["verify_cost"], result.get("draft"), args.max_rows)
     return 0
 
 
@@ -105,12 +109,12 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Opens the model and its draft, and adds their measurements."""
     with ExitStack() as opened:
         drafter = None
-        opening = OpenOptions(args.model_path, **given(args, _OF_PLACES))
+        opening = OpenOptions(args.model_path, n_threads=args.n_threads, **given(args, _OF_PLACES))
         draft = None if args.draft is None else own_draft(args.draft)
         if draft is not None:
             # Faults of the draft are reported before the target is loaded.
             own = isinstance(draft, Drafter)  # opened already: no option is for it
-            options = DraftOptions() if own else _draft_options(args.draft, opening)
+            options = DraftOptions() if own else _draft_options(opening)
             drafter = open_before(draft, args.model_path, options)
             if drafter is not None and not own:
                 opened.callback(drafter.close)
@@ -126,31 +130,25 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
         if not args.json:
             _print_model(result["model"])
         if args.draft is not None and drafter is None:
-            drafter = make_drafter_for(model, args.draft, _draft_options(args.draft, opening))
+            drafter = make_drafter_for(model, args.draft, _draft_options(opening))
             opened.callback(drafter.close)
-        if drafter is not None:
-            result.update(_measured_draft(args, model, drafter))
         if args.max_rows is None:
-            widest = MAX_ROWS
-            if drafter is not None and (max_draft := drafter.max_draft):
-                widest = min(widest, 1 + max_draft)
-            args.max_rows = widest
+            args.max_rows = MAX_ROWS
+            if drafter is not None and drafter.max_draft:
+                args.max_rows = min(MAX_ROWS, 1 + drafter.max_draft)
         bar = ProgressBar("measuring verify batches")
         bar.draw(0.0)
-        costs = measure_verify_cost(
-            model, max_rows=args.max_rows, repeats=args.repeats, n_threads=args.n_threads,
-            progress=bar,
-        )  # fmt: skip
-    result["verify_cost"] = [
-        {name: round(value, 4) for name, value in asdict(cost).items()} for cost in costs
-    ]
+        result.update(measure_verify_cost(model, args.max_rows, args.n_threads))
+        bar.clear()
+        if drafter is not None and drafter.max_draft:
+            result["draft"] = try_draft(model, drafter, opening, ProgressBar("trying the draft"))
+        elif drafter is not None and not args.json:
+            _field("draft", f"{drafter.name} drafts nothing: there is nothing to try")
 
 
-def _draft_options(draft: str, opening: OpenOptions) -> DraftOptions:
+def _draft_options(opening: OpenOptions) -> DraftOptions:
     # The length that a generation drafts, where the controller stops what does not pay.
-    options = opening.draft_options(progress=None, is_adaptive=True)
-    has_model = draft in (AUTO, MTP) or needs_file(draft)
-    return replace(options, lookup=0 if has_model else None)
+    return opening.draft_options(progress=None, is_adaptive=True)
 
 
 def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -158,24 +156,6 @@ def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
         set_rpc_timeout(args.rpc_timeout)
     devices_by_server = (server_devices(endpoint) for endpoint in args.rpc_servers or ())
     return [asdict(device) for devices in devices_by_server for device in devices]
-
-
-def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) -> dict[str, Any]:
-    """The draft's measurements as a part of the result; {} for one that never drafts.
-
-    The draft alone: the copies that a generation adds cost nothing.
-    """
-    if not drafter.max_draft:
-        if not args.json:
-            _field("draft", f"{drafter.name} drafts nothing: there is nothing to measure")
-        return {}
-    bar = ProgressBar("measuring the draft")
-    bar.draw(0.0)
-    try:
-        facts = describe_draft(drafter, model, repeats=args.repeats, n_threads=args.n_threads)
-    finally:
-        bar.clear()
-    return {"draft": facts}
 
 
 def report() -> dict[str, Any]:
@@ -235,189 +215,99 @@ def describe_model(model: Model) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyCost:
-    """The cost of one decode of n_rows tokens: one pending and n_rows - 1 drafted.
-
-    A round of this width pays when it commits more tokens than `ratio`, the median over one row in
-    the same pass, the draft's own cost aside. `own_share`: how much of its threads' time this
-    process had, 1.0 on a machine that has nothing else to do.
-    """
-
-    n_rows: int
-    ms: float
-    ratio: float
-    own_share: float
-
-
 def measure_verify_cost(
-    model: Model,
-    *,
-    max_rows: int = MAX_ROWS,
-    repeats: int = 5,
-    n_threads: int | None = None,
-    budget_s: float = VERIFY_S,
-    progress: Callable[[float], None] | None = None,
-) -> list[VerifyCost]:
-    """Times decodes of 1 .. max_rows rows after a short prefix, interleaved, for some budget_s.
+    model: Model, max_rows: int, n_threads: int | None, most_s: float = _VERIFY_S
+) -> dict[str, Any]:
+    """Times decodes of 1 .. max_rows rows, or of some widths where that takes more than most_s.
 
-    A wider batch takes no less than a narrower one: where it seems to, another program disturbed
-    the narrower one, and the time of the wider counts for both. The first of all passes is not
-    counted if another one is whole. The result has what was measured until the time was over.
+    Returns:
+        `verify_cost`: by width `n_rows`, `ms`, and `ratio` over one row: what a round of one
+        pending and n_rows - 1 drafted tokens has to commit. `own_share`: how much of its threads'
+        time this process had, 1.0 on an idle machine.
     """
-    n_ctx = _N_PREFIX + 4 * max_rows * max_rows + max_rows
-    passes: list[dict[int, float]] = []
-    with Context(model, n_ctx=n_ctx, n_threads=n_threads) as context:
+    with Context(model, n_ctx=max_rows, n_threads=n_threads) as context:
         begun, own = perf_counter(), process_time()
-        for n_rows, seconds in _decodes(context, max_rows, repeats + 1):
-            if n_rows == 1:
-                passes.append({})
-            passes[-1][n_rows] = seconds
-            if progress is not None:
-                done = (len(passes) - 1 + len(passes[-1]) / max_rows) / (repeats + 1)
-                progress(min(max(done, (perf_counter() - begun) / budget_s), 1.0))
-            if perf_counter() - begun > budget_s:
-                break
+        seconds = measure_rows(context, max_rows, most_s, min(most_s, 2.0))
         wall_s, own_s = perf_counter() - begun, process_time() - own
         share = own_s / (wall_s * context.n_threads)
-    if progress is not None:
-        progress(1.0)
-    is_any_whole = any(len(one) == max_rows for one in passes[1:])
-    counted = [_as_widths_grow(one) for one in passes[is_any_whole:]]
-    # Not each width was in as many passes.
-    widths = sorted(passes[is_any_whole])
-
-    def medians(*, over_one_row: bool) -> dict[int, float]:
-        by_rows = {n: [one for one in counted if n in one] for n in widths}
-        return _as_widths_grow({
-            n: statistics.median(one[n] / (one[1] if over_one_row else 1.0) for one in those)
-            for n, those in by_rows.items()
-        })  # fmt: skip
-
-    seconds_of, ratio_of = medians(over_one_row=False), medians(over_one_row=True)
-    return [VerifyCost(n, 1e3 * seconds_of[n], ratio_of[n], share) for n in widths]
+    costs = [
+        {"n_rows": n, "ms": round(1e3 * s, 4), "ratio": round(s / seconds[1], 4)}
+        for n, s in sorted(seconds.items())
+    ]
+    return {"verify_cost": costs, "own_share": round(share, 4)}
 
 
-def _as_widths_grow(seconds: dict[int, float]) -> dict[int, float]:
-    """The costs by rows, made monotonic: none above that of a wider batch."""
-    out, least = {}, math.inf
-    for n in sorted(seconds, reverse=True):
-        out[n] = least = min(least, seconds[n])
-    return out
-
-
-def _decodes(context: Context, max_rows: int, n_passes: int) -> Iterator[tuple[int, float]]:
-    """Rows and seconds of each decode. Positions grow, since a recurrent state cannot roll back."""
-    batch, token = Batch(max(context.n_batch, max_rows)), context.model.vocab.bos or 0
-    for _ in range(n_passes):
-        context.memory.clear()
-        batch.clear()
-        batch.extend([token] * _N_PREFIX, 0, output_last=True)
-        context.decode(batch)
-        pos = _N_PREFIX
-        for n_rows in in_order(max_rows):
-            times: list[float] = []
-            for _ in range(3):
-                batch.clear()
-                batch.extend([token] * n_rows, pos, output_all=True)
-                start = perf_counter()
-                context.decode(batch)
-                times.append(perf_counter() - start)
-                pos += n_rows
-            # The first decode of a width builds its graph; a round of the loop mostly reuses one.
-            yield n_rows, min(times[1:])
-
-
-def describe_draft(
-    drafter: Drafter, target: Model, *, repeats: int = 5, n_threads: int | None = None
+def try_draft(
+    model: Model, drafter: Drafter, opening: OpenOptions, progress: Callable[[float], None]
 ) -> dict[str, Any]:
-    """The facts about a draft, and the milliseconds of its drafts.
+    """The facts about a draft, and what it gives on prompts of doctor's own.
 
-    `step_ms` is a full draft's share for each token, `draft_ms` what drafts of 1, 2 ... tokens
-    take: so many steps, or a block, which is one call whatever its length. `n_proposed` is how many
-    it drafted at most; where that is 0, the times are those of asking it.
+    Plain and drafted text are generated in turn, for some 30 s; the quicker of some passes counts.
+    The draft is opened as a generation opens it, with copies beside a model and a controller.
+
+    Raises:
+        ArgumentError: the drafter failed.
     """
-    drafter.check(target)
-    draft_ms, n_proposed = _measure_drafts(drafter, target, repeats, n_threads)
-    facts = drafter.describe()
-    return {
-        "name": drafter.name,
-        **facts,
-        "n_proposed": n_proposed,
-        "note": drafter.note,
-        "max_draft": drafter.max_draft,
-        "is_stepwise": drafter.is_stepwise,
-        "step_ms": draft_ms[-1] / len(draft_ms),
-        "draft_ms": draft_ms,
-        "trained_acceptance": trained_acceptance(facts.get("path")),
-    }
+    from pyllama_spec.bench.config import BenchConfig
+    from pyllama_spec.bench.sides import open_sides
+    from pyllama_spec.chat.prompt_file import Prompt
+    from pyllama_spec.chat.template import ChatTemplate
 
-
-def trained_acceptance(path: str | None) -> list[float]:
-    """For each token of a draft, how often training found it and all before right on held-out text.
-
-    [] for a file that no training of this package wrote.
-    """
-    if path is None:
-        return []
-    try:
-        key = read_key(Path(path), "pyllama_spec.train.acceptance")
-        said = key.value if key is not None else b"[]"
-        return [float(rate) for rate in json.loads(said)] if isinstance(said, bytes) else []
-    except (ModelLoadError, TypeError, ValueError):
-        return []
-
-
-def _measure_drafts(
-    drafter: Drafter, target: Model, repeats: int, n_threads: int | None
-) -> tuple[list[float], int]:
-    """The median milliseconds of drafts of 1, 2 ... tokens, and the longest draft's length."""
-    layers = drafter.target_layers
-    max_draft = max(drafter.max_draft, 1)
-    over, longest = perf_counter() + DRAFT_S, 0
-    asked = IsolatedDrafter(drafter, target.info.n_vocab)
-
-    def measure(n: int, tokens: list[int]) -> float:
-        """Measures drafts of n tokens."""
-        nonlocal longest
-        times: list[float] = []
-        for _ in range(repeats + 1):
-            if len(times) > 1 and perf_counter() > over:
+    drafter.check(model)
+    template, texts = ChatTemplate.of_model(model), (_ORDINARY[0], _REPEATING, *_ORDINARY[1:])
+    prompts = [
+        Prompt("", "", ({"role": "user", "content": text},)).tokens(model.vocab, template)
+        for text in texts
+    ]
+    config = BenchConfig(**_values_of(opening), draft=drafter, n_tokens=_N_TOKENS)
+    plain, (spec,) = open_sides(model, config, max(map(len, prompts)) + _N_TOKENS)
+    quickest: dict[int, tuple[float, float]] = {}
+    n_proposed, over = 0, perf_counter() + _TRIAL_S
+    with plain, spec, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a failure, which is raised here
+        for n_done in range(_N_PASSES * len(prompts)):
+            i = n_done % len(prompts)
+            if quickest and perf_counter() > over:
                 break
-            start = perf_counter()
-            (draft,) = asked.propose([DraftRequest(0, tokens, n)])
-            times.append((perf_counter() - start) / max(len(draft.ids), 1))
-            longest = max(longest, len(draft.ids))
-            if asked.failures:
+            pair = [side.run(prompts[i], _N_TOKENS) for side in (plain, spec)]
+            stats = pair[1].stats
+            if stats.reason_off_error is not None:
                 raise ArgumentError(
-                    "draft", problem=f"{drafter.name}: {asked.failures[0][0]}",
+                    "draft", problem=f"{drafter.name}: {stats.reason_off}",
                     remedy="mend it, or leave it out to measure the target alone",
                 )  # fmt: skip
-        return 1e3 * statistics.median(times[1:])
+            n_proposed += stats.proposed
+            took = [max(run.timing.decode_s, 1e-9) for run in pair]
+            before = quickest.get(i, took)
+            quickest[i] = (min(before[0], took[0]), min(before[1], took[1]))
+            progress((n_done + 1) / (_N_PASSES * len(prompts)))
+        progress(1.0)
+        facts = drafter.describe()
+    repeating = quickest.pop(1, None)
+    sums = [sum(one[side] for one in quickest.values()) for side in (0, 1)]
+    gain = sums[0] / sums[1]
+    gain_repeating = None if repeating is None else repeating[0] / repeating[1]
+    return {
+        "name": drafter.name, **facts, "note": drafter.note, "max_draft": drafter.max_draft,
+        "n_proposed": n_proposed, "gain": gain, "gain_repeating": gain_repeating,
+        "verdict": verdict(gain, gain_repeating, n_proposed),
+    }  # fmt: skip
 
-    with (
-        Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")  # of a failure, which is raised here
-        drafter.attach(context)
-        batch, ids = Batch(_N_PREFIX), target.vocab.tokenize(_TEXT) or [target.vocab.bos or 0]
-        tokens = (ids * (1 + _N_PREFIX))[: 1 + _N_PREFIX]
-        batch.extend(tokens[:-1], 0)
-        context.decode(batch)
-        rows = [context.layer_input(layer) for layer in layers]
-        asked.begin_request(0, remember=False, user="")
-        asked.resume_at(0, 0, [])
-        asked.commit([Committed(0, tokens, 0, rows)])
-        if asked.is_stepwise:
-            step = measure(max_draft, tokens)
-            return [step * n for n in range(1, max_draft + 1)], longest
-        draft_ms: list[float] = []
-        for n in range(1, max_draft + 1):
-            # A block is one call, whatever its length.
-            is_late = draft_ms and perf_counter() > over
-            draft_ms.append(draft_ms[-1] if is_late else measure(n, tokens) * n)
-        return draft_ms, longest
+
+def _values_of(opening: OpenOptions) -> dict[str, Any]:
+    return {name: getattr(opening, name) for name in ("model_path", "n_threads", *_OF_PLACES)}
+
+
+def verdict(gain: float, gain_repeating: float | None, n_proposed: int) -> str:
+    """Whether a draft pays here, by its speed over plain decoding; None if that was not tried."""
+    if not n_proposed:
+        return "cannot be said: it proposed nothing for doctor's prompts; bench takes your own"
+    where = "" if gain_repeating is None else f", {gain_repeating:.2f} where a text repeats itself"
+    if gain >= _PAYS:
+        return f"pays: {gain:.2f} times plain decoding{where}"
+    if gain_repeating is not None and gain_repeating >= _PAYS:
+        return f"pays for copies only: {gain:.2f} times plain decoding{where}"
+    return f"does not pay here: {gain:.2f} times plain decoding{where}"
 
 
 def _field(name: str, text: object) -> None:
@@ -469,80 +359,31 @@ def _print_draft(draft: dict[str, Any], n_vocab: int) -> None:
         _field("chooses", f"among {n_choices} of {n_vocab} tokens, those of the text among them")
     if draft["note"]:
         _field("note", draft["note"])
-    if not draft["n_proposed"]:
-        _field("a draft", "none for doctor's short text: bench measures it on your prompts")
-    elif draft["is_stepwise"]:
-        _field("a step", f"{draft['step_ms']:.2f} ms for each drafted token")
-    else:
-        _field("a draft", f"one call for up to {draft['max_draft']} tokens")
+    _field("verdict", draft["verdict"])
 
 
-def _print_costs(costs: list[dict[str, Any]], draft: dict[str, Any] | None, n_asked: int) -> None:
-    """A row for each width, with what a draft of that length takes, and what to make of it."""
-    draft_ms = draft["draft_ms"] if draft is not None and draft["n_proposed"] else []
-    above = {
-        cost["n_rows"] - 1: cost["ratio"] + ms / costs[0]["ms"]
-        for cost in costs[1:]
-        for ms in (draft_ms[cost["n_rows"] - 2 :][:1] if draft_ms else [0.0])
-    }
-    print("\nA verify batch of n rows (1 pending + n-1 drafted), over one row:\n")
-    column = f"{'draft ms':>10}" if draft_ms else ""
-    print(f"{'rows':>5} {'ms':>9} {'x one row':>10}{column}   a round pays above")
+def _print_costs(costs: list[dict[str, Any]], own_share: float, n_asked: int) -> None:
+    """A row for each width, and what to make of it."""
+    print("\nA verify batch of n rows (1 pending + n-1 drafted) pays where a round commits more")
+    print("tokens than it costs, in decodes of one row:\n")
+    print(f"{'rows':>5} {'ms':>9} {'x one row':>10}")
     for cost in costs:
-        n = cost["n_rows"] - 1
-        took = f"{draft_ms[n - 1]:>10.2f}" if 0 < n <= len(draft_ms) else " " * len(column)
-        pays = _pays(n, above[n]) if n in above else ""
-        print(f"{n + 1:>5} {cost['ms']:>9.2f} {cost['ratio']:>10.2f}{took}   {pays}".rstrip())
+        print(f"{cost['n_rows']:>5} {cost['ms']:>9.2f} {cost['ratio']:>10.2f}")
     if len(costs) < n_asked:
         _paragraph(
-            f"There was time for {len(costs)} of {n_asked} widths: doctor measures for "
-            f"{VERIFY_S:.0f} s. --max-rows and --repeat ask for less."
+            f"There was time for {len(costs)} of {n_asked} widths: --max-rows asks for less."
         )
-    share = costs[0]["own_share"]
-    if share < _BUSY:
+    if own_share < _BUSY:
         _paragraph(
             "The machine is busy with something else: the threads of this measurement had a core "
-            f"for {share:.0%} of the time. On an idle machine the figures may differ: measure "
+            f"for {own_share:.0%} of the time. On an idle machine the figures may differ: measure "
             "again when the other programs have ended, or with one thread for each free core (-t)."
         )
-    if draft_ms and draft is not None and (said := conclusion(draft["trained_acceptance"], above)):
-        _paragraph(said)
+    print()
 
 
 def _paragraph(text: str) -> None:
     print(f"\n{fitted(text, sys.stdout, 0)}")
-
-
-def _pays(n_drafted: int, above: float) -> str:
-    """The tokens per round above which the round pays; a round gives at most its draft + 1."""
-    if above < n_drafted + 1:
-        return f"{above:.2f} tokens per round"
-    return f"never: {above:.2f} tokens, and {n_drafted + 1} are the most"
-
-
-def conclusion(rates: Sequence[float], above: Mapping[int, float]) -> str:
-    """Whether a draft pays at the acceptance of its training; "" if the file has none.
-
-    `rates` say for each token of a draft how often it and those before it were right, `above` the
-    tokens per round above which a round pays, by drafted tokens.
-    """
-    per_round = {n: 1.0 + sum(rates[:n]) for n in above if n <= len(rates)}
-    if not per_round:
-        return ""
-    best = max(per_round, key=lambda n: per_round[n] / above[n])
-    got, needed = per_round[best], above[best]
-    n_drafted = plural(best, "drafted token")
-    begin = f"With the acceptance that training measured ({rates[0]:.2f} for the first token)"
-    if got <= needed:
-        return (
-            f"{begin}, no length pays here: {n_drafted} would give {got:.2f} tokens per round, and "
-            f"{needed:.2f} are needed"
-        )
-    give = "gives" if best == 1 else "give"
-    return (
-        f"{begin}, {n_drafted} {give} {got:.2f} tokens per round, and {needed:.2f} are needed: it "
-        f"pays, at {got / needed:.2f} times plain decoding, on texts like those of its training"
-    )
 
 
 def _sizes(draft: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import Piece
 from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SpeculationStats, Timing
-from pyllama_spec.speculative.stats import plural, since_in_words, sources_as_dict, sources_in_words
+from pyllama_spec.speculative.stats import sources_as_dict, sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -162,10 +162,7 @@ def state_lines(stats: SpeculationStats) -> list[str]:
         return [f"{stats.drafter} was idle: {stats.idle_because}"]
     if stats.state != "disabled":
         return []
-    since = since_in_words([stats.off_since or 0])
-    # What a lookup beside a draft model found is not the model's.
-    copies = ", except for copies," if stats.asked_copies else ""
-    return [f"{stats.drafter} was disabled{copies} {since}: {stats.reason_off}"]
+    return [f"{stats.drafter} was disabled: {stats.reason_off}"]
 
 
 def end_lines(generation: Stream[Piece], max_tokens: int) -> list[str]:
@@ -196,13 +193,10 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
             f"({100 * stats.acceptance_rate:.0f}%{sources}); draft {timing.draft_s:.2f} s, "
             f"verify {timing.verify_s:.2f} s, rest {timing.overhead_s:.3f} s"
         )
-        lines.append(
-            f"controller {stats.controller}: asked in {plural(stats.asked, 'round')}; "
-            f"{stats.drafted} of {stats.proposed} proposed tokens drafted (verified by the "
-            "target)"
-        )
+        if stats.saved_s is not None:
+            lines.append(f"saved over plain decoding: {stats.saved_in_words}")
     if stats.why_exact:
         lines.append(f"drafts were accepted exactly: {stats.why_exact}")
-    if stats.remarks:
-        lines.append(stats.remarks)
+    if stats.note:
+        lines.append(stats.note)
     return lines + state_lines(stats)

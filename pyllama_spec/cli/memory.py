@@ -50,7 +50,7 @@ def add_memory(commands: _Commands) -> None:
     _add_model(show, is_required=False)
     merge = _action(actions, "merge", "add the texts of other stores", _merge)
     merge.add_argument("others", type=path_argument, nargs="+", metavar="OTHER", help="stores")
-    prune = _action(actions, "prune", "remove old texts and those of little use", _prune)
+    prune = _action(actions, "prune", "remove old texts", _prune)
     _add_size(prune, "to which it is cut, and may grow [as before]")
     prune.add_argument(
         "--days", type=float, default=None, help="remove texts that are older [none]"
@@ -142,7 +142,7 @@ def _show(args: argparse.Namespace) -> int:
     facts = _facts(store)
     if args.json:
         rows = [
-            {"text": text, "minute": one.minute, "tokens": len(one.ids), "used": one.n_used}
+            {"text": text, "minute": one.minute, "tokens": len(one.ids)}
             for one, text in zip(texts, newest, strict=True)
         ]
         print(json.dumps({**facts, "newest": rows}))
@@ -150,7 +150,7 @@ def _show(args: argparse.Namespace) -> int:
     say(_summary(store))
     for one, text in zip(texts, newest, strict=True):
         line = escaped(" ".join(text.split())[:_SHOWN_CHARACTERS])
-        say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
+        say(f"{_date(one.minute)}  {len(one.ids)} tokens  {line}")
     return 0
 
 
@@ -217,8 +217,7 @@ def _facts(store: Store) -> dict[str, Any]:
     return {
         "path": str(store.path), "bytes": store.size, "texts": len(texts),
         "tokens": sum(len(one.ids) for one in texts), "max_tokens": store.max_tokens,
-        "used": sum(one.n_used for one in texts), "vocabulary": store.digest.hex()[:12],
-        **_origins(texts),
+        "vocabulary": store.digest.hex()[:12], **_origins(texts),
         "oldest_minute": _minutes(texts)[0], "newest_minute": _minutes(texts)[1],
     }  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +12,6 @@ from pyllama_spec.cli.options import add_options, given, path_argument
 from pyllama_spec.cli.wording import say
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.options import options_of
 from pyllama_spec.train import (
     CorpusConfig,
     DFlashFitConfig,
@@ -31,7 +29,7 @@ from pyllama_spec.train import (
     train_mtp,
 )
 from pyllama_spec.train.api import AnyConfig
-from pyllama_spec.train.config import N_NGRAMS, FitSettings, HeadSettings, RunConfig
+from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig
 from pyllama_spec.train.progress import TerminalReporter
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Config = TypeVar("_Config")
-_GB = 1_000_000_000
 _GOES_ON = "; what was made so far is kept, and the same command resumes the run"
 _STAYS = "; the draft is as it was"
 
@@ -63,16 +60,12 @@ _KINDS = {
         {
             "target_layers": "layer inputs of the target that the draft reads [six from the first "
             "to the last one's output]",
-            "n_ngrams": f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]",
-            "copied_share": "share of drafts trained where decoding would copy [0.1; 1 with "
-            "--plain]",
         },
     ),
     "dflash": _Kind(
         DFlashTrainConfig, DFlashHeadConfig, DFlashFitConfig, train_dflash,
         "train a DFlash draft, which drafts a block in one pass",
         {
-            "n_head_kv": "key/value heads [the target's, all of them with --markov]",
             "export_type": "type of the matrices in the file [q8_0; with --from-use the draft's]",
         },
     ),
@@ -110,25 +103,12 @@ def _add_run(parser: argparse.ArgumentParser, kind: _Kind) -> None:
         help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory, "
         "mostly where it was wrong; write the result only if it is better")  # fmt: skip
     helps = kind.helps
-    ngrams = ["ngrams"] if kind.head else []
-    add_options(parser, kind.run, "draft", "run", *ngrams, helps=helps)
-    add("--max-disk", dest="max_disk_bytes", type=float, metavar="GB",
-        default=options_of(kind.run)["max_disk_bytes"].default / _GB,
-        help="maximum disk space of features; others are computed again in every epoch "
-        "[%(default)g]")  # fmt: skip
+    add_options(parser, kind.run, "draft", "run", helps=helps)
     add_options(parser, OpenOptions, "target", "threads")
     add_options(parser.add_argument_group("text"), CorpusConfig, "")
     if kind.head is not None:
         add_options(parser.add_argument_group("head"), kind.head, "", helps=helps)
-    but = () if kind.head else ("train_output",)  # an MTP head's matrix is the target's own
-    add_options(parser.add_argument_group("training"), kind.fit, "", helps=helps, but=but)
-
-
-def _bytes_of(max_disk: float) -> int:
-    """Parses --max-disk as bytes."""
-    if not 0 <= max_disk * _GB < math.inf:
-        raise ArgumentError("max_disk_bytes", max_disk, "a finite number of gigabytes from 0 on")
-    return int(max_disk * _GB)
+    add_options(parser.add_argument_group("training"), kind.fit, "", helps=helps)
 
 
 def _filled(kind: type[_Config], args: argparse.Namespace, **more: Any) -> _Config:
@@ -144,7 +124,7 @@ def _config(args: argparse.Namespace, kind: _Kind) -> AnyConfig:
             "export_type", args.export_type, problem="is for a new draft",
             remedy="leave it out: a draft from use keeps its type",
         )  # fmt: skip
-    parts: dict[str, Any] = {"max_disk_bytes": _bytes_of(args.max_disk_bytes)}
+    parts: dict[str, Any] = {}
     if args.from_use is None:
         parts["corpus"] = _filled(CorpusConfig, args)
     else:

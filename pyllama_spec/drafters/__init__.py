@@ -12,9 +12,7 @@ from pyllama_spec.drafters.base import (
     Features,
     NoDrafter,
     SequenceErrors,
-    TokenPrior,
     TokenView,
-    Vote,
 )
 from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.drafters.options import DraftOptions
@@ -63,9 +61,7 @@ __all__ = [
     "SmallModel",
     "Suffix",
     "TokenDraws",
-    "TokenPrior",
     "TokenView",
-    "Vote",
     "make_drafter",
     "needs_file",
     "open_draft",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -29,8 +28,6 @@ class Draft(NamedTuple):
         ids: the proposed next tokens, in order; empty for no proposal.
         probabilities: [len(ids)] the drafter's probability of each token, or None. For a lookup hit
             the controller uses them instead of match_length.
-        candidates: [len(ids)] for each position the likeliest tokens with their probabilities,
-            likeliest first; None if the drafter has only one token per position.
         match_length: for a lookup hit, the number of tokens before the copied place that equal the
             end of the text; 0 for other drafts.
         is_remembered: whether a lookup hit is copied from another text.
@@ -41,7 +38,6 @@ class Draft(NamedTuple):
 
     ids: Sequence[int] = ()
     probabilities: Sequence[float] | None = None
-    candidates: Sequence[Sequence[tuple[int, float]]] | None = None
     match_length: int = 0
     is_remembered: bool = False
     distributions: Sequence[Distribution] | None = None
@@ -50,30 +46,16 @@ class Draft(NamedTuple):
         """The first n tokens of the draft."""
         if len(self.ids) <= n:
             return self
-        p, others, drawn = self.probabilities, self.candidates, self.distributions
+        p, drawn = self.probabilities, self.distributions
         return self._replace(
             ids=self.ids[:n],
             probabilities=None if p is None else p[:n],
-            candidates=None if others is None else others[:n],
             distributions=None if drawn is None else drawn[:n],
         )
 
 
 NO_DRAFT = Draft()
 
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """A second opinion on the next token of a draft; the model's own distribution weighs 1."""
-
-    token: int
-    p: float
-    weight: float
-
-
-# Given the drafted tokens after the text: further votes on the next token. The weights
-# are those of a mixture of distributions, in which the drafter's own counts 1.
-TokenPrior = Callable[[Sequence[int]], Sequence[Vote]]
 
 # Called once for each drafted token, in order, with its probability: whether the draft ends there.
 DraftStop = Callable[[float], bool]
@@ -118,8 +100,6 @@ class DraftRequest(NamedTuple):
         tokens: the prompt and all committed tokens. The last one is pending: the target has not
             decoded it.
         n_requested: the maximum number of tokens to propose, at least 1.
-        prior: returns votes on the next token, for drafters that can mix distributions; None for no
-            votes.
         stop: says where the draft ends, for drafters that draft one token at a time; None to draft
             n_requested tokens.
         lookup_only: whether only drafts without a model call are wanted; for drafters with
@@ -133,7 +113,6 @@ class DraftRequest(NamedTuple):
     seq: int
     tokens: TokenView | list[int]
     n_requested: int
-    prior: TokenPrior | None = None
     stop: DraftStop | None = None
     lookup_only: bool = False
     n_lookup: int = 0

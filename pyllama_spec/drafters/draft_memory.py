@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.base import Committed, DraftRequest, TokenPrior
+from pyllama_spec.drafters.base import Committed, DraftRequest
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
@@ -27,67 +27,39 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(slots=True)
 class Choice:
-    """The draft model's candidates for one position.
+    """The draft model's candidates for one position."""
 
-    Attributes:
-        ids: the likeliest tokens, as ids of the target, likeliest first.
-        p: their probabilities in the model's own distribution.
-        row: float32, the row that the model is fed beside the token, if it reads one.
-        drawn_from: if the token was drawn at random, its distribution. `p` is then the probability
-            of the likeliest token, which does not depend on the drawn one.
-        confidence: the output of the draft's confidence head, which replaces the probability.
-    """
-
-    ids: Sequence[int]
-    p: Sequence[float]
-    row: Rows
+    ids: Sequence[int]  # the likeliest tokens, as ids of the target, likeliest first
+    p: Sequence[float]  # their probabilities in the model's own distribution
+    row: Rows  # float32, the row that the model is fed beside the token, if it reads one
+    # If the token was drawn at random, its distribution. `p` is then the probability of the
+    # likeliest token, which does not depend on the drawn one.
     drawn_from: Distribution | None = None
+    # The output of the draft's confidence head, which replaces the probability.
     confidence: float | None = None
 
-    @property
-    def candidates(self) -> list[tuple[int, float]]:
-        """The tokens with their probabilities."""
-        return list(zip(self.ids, self.p, strict=True))
-
-
-def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> tuple[int, float]:
-    """The token to draft and its probability.
-
-    With a prior it is the likeliest of a linear mixture, of which the model's distribution is known
-    at its likeliest tokens: another one is hardly ever chosen.
-    """
-    token, p = choice.ids[0], choice.p[0]
-    if math.isnan(p) or (choice.confidence is not None and math.isnan(choice.confidence)):
-        raise EngineError("the draft computed NaN: the target's rows or its own weights are NaN")
-    # A drawn token takes no votes.
-    if prior is not None and choice.drawn_from is None and (votes := prior(drafted)):
-        scores = dict(zip(choice.ids, choice.p, strict=True))
-        for vote in votes:
-            scores[vote.token] = scores.get(vote.token, 0.0) + vote.weight * vote.p
-        # Among equals the model's own choice.
-        token = max(scores, key=lambda id_: (scores[id_], id_ == choice.ids[0]))
-        p = scores[token] / (1.0 + sum(vote.weight for vote in votes))
-    return token, p if choice.confidence is None else choice.confidence
+    def best(self) -> tuple[int, float]:
+        """The token to draft, and how sure the draft is of it."""
+        p = self.p[0] if self.confidence is None else self.confidence
+        if math.isnan(p) or math.isnan(self.p[0]):
+            raise EngineError(
+                "the draft computed NaN: the target's rows or its own weights are NaN"
+            )
+        return self.ids[0], p
 
 
 @dataclass(slots=True)
 class Chain:
-    """A draft in progress.
+    """A draft in progress."""
 
-    Attributes:
-        request: what was asked for.
-        choice: the candidates for the next token; None if there are none.
-        ids, p, candidates: the drafted tokens, and what Draft has beside each.
-        drawn_from: beside each drafted token its distribution, if it was drawn.
-        rows: beside each drafted token the row that it is fed with, for heads that read them again.
-    """
-
-    request: DraftRequest
-    choice: Choice | None = None
+    request: DraftRequest  # what was asked for
+    choice: Choice | None = None  # the candidates for the next token; None if there are none
+    # ids, p: the drafted tokens, and what Draft has beside each.
     ids: list[int] = field(default_factory=list)
     p: list[float] = field(default_factory=list)
-    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+    # Beside each drafted token its distribution, if it was drawn.
     drawn_from: list[Distribution] = field(default_factory=list)
+    # Beside each drafted token the row that it is fed with, for heads that read them again.
     rows: list[Rows] = field(default_factory=list)
 
     @property
@@ -126,10 +98,6 @@ class DraftMemory(ABC):
     @abstractmethod
     def step(self, chains: Sequence[Chain]) -> None:
         """Feeds each chain's newest token; sets its next choice."""
-
-    def try_step(self, i: int) -> None:
-        """Computes a token at position i of an empty context, for timing."""
-        raise NotImplementedError
 
     # ---- the text: see the methods of Drafter
 
@@ -174,7 +142,7 @@ def passed(
         try:
             if can_go_on(item):
                 out.append(item)
-        except Exception as error:  # noqa: BLE001, PERF203 - such as NaN, or a prior that fails
+        except Exception as error:  # noqa: BLE001, PERF203 - such as NaN
             errors[item.seq] = error
     return out
 

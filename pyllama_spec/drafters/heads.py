@@ -96,7 +96,7 @@ class Head(ModelDrafter[RowMemory]):
             memory = HeadsMemory(*what) if n_heads > 1 else kind(*what)
             if isinstance(memory, HeadsMemory):
                 memory.follow([Lane(*what, i) for i in range(1, n_heads)])
-            self._draft_ids = reduced_output(context, self._n_output, target.model, memory.try_step)
+            self._draft_ids = reduced_output(context, self._n_output, target.model)
         if block is None:
             n_choices = self._draft_ids.n_slots if self._draft_ids else None
             self.step_share = head_share(self.model, target.model, n_choices)

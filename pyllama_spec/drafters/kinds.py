@@ -11,29 +11,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """A kind of head.
+    """A kind of head."""
 
-    Attributes:
-        name: its name in statistics.
-        title: what a file of it is called in messages.
-        row: at a position P it reads the target's row of the token x[P + row]; where there is none
-            yet, a row of zeros.
-        token: beside it the token x[P + token]; None for a head that reads rows alone.
-        arch: general.architecture of its files; "" for a head of its target's architecture, which
-            may lie in the target's own file, and reads the row that the target's graph has for it.
-        max_draft: the maximum number of tokens of a draft, by default.
-        max_adaptive: the same with a controller that ends drafts where they do not pay.
-        waits_for_prompt: whether a head with a window gets the rows of a prompt at its end, those
-            of the window alone. The rows wait in the host's memory, so they have to be few bytes.
-    """
-
-    name: str
-    title: str
+    name: str  # its name in statistics
+    title: str  # what a file of it is called in messages
+    # At a position P it reads the target's row of the token x[P + row]; where there is none yet, a
+    # row of zeros.
     row: int
-    token: int | None
+    token: int | None  # beside it the token x[P + token]; None for a head that reads rows alone
+    # General.architecture of its files; "" for a head of its target's architecture, which may lie
+    # in the target's own file, and reads the row that the target's graph has for it.
     arch: str
-    max_draft: int
-    max_adaptive: int
+    max_draft: int  # the maximum number of tokens of a draft, by default
+    max_adaptive: int  # the same with a controller that ends drafts where they do not pay
+    # Whether a head with a window gets the rows of a prompt at its end, those of the window alone.
+    # The rows wait in the host's memory, so they have to be few bytes.
     waits_for_prompt: bool = False
 
 

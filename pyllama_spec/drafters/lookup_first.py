@@ -4,20 +4,15 @@ A small head reads the text through one layer of attention and loses the thread 
 index of the text's own n-grams never does. So where the text's last tokens occurred before, the
 draft is a copy (suffix/), if that is more likely right than wrong; else the model drafts. Its calls
 are saved too: the model gets the rows of several rounds at once with its next draft.
-
-Where the model drafts, n-grams vote too, if it takes votes: those of the text that are shorter
-than what is copied, and those of a table that was counted with the model (ngram_table.py).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from pyllama_spec.drafters.base import (
     Committed,
@@ -25,13 +20,9 @@ from pyllama_spec.drafters.base import (
     Drafter,
     DraftRequest,
     SequenceErrors,
-    TokenPrior,
-    Vote,
     overrides,
 )
 from pyllama_spec.drafters.draft_memory import pack, unpack
-from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable
-from pyllama_spec.drafters.prompt_lookup import newest_match
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count, instance
 
@@ -134,33 +125,6 @@ def _alone(seq: int, call: Callable[[], _T]) -> _T:
 
 # With fewer, a copy is right as often as the model; with more, repetitions are found late.
 MIN_NGRAM = 5
-# How much others count where the head's distribution counts 1: the table, and what followed in the
-# text after as many tokens as the last ones. Chosen, as MIN_NGRAM was, by the tokens per round on
-# 48 development prompts (tag before-halving); a half more or less of each is worth 0.03 there.
-_TABLE_WEIGHT = 0.4
-_TEXT_WEIGHTS = {2: 0.15, 3: 0.3, 4: 0.6}
-# How far back short n-grams are searched.
-_REACH = 1 << 15
-
-
-def ngram_prior(
-    read_text: Callable[[], npt.NDArray[np.int32]], table: NgramTable | None
-) -> TokenPrior:
-    """Gives at most one vote of the table and one of the text, on the next token after both."""
-    text_of = cache(read_text)
-
-    def votes(drafted: Sequence[int]) -> list[Vote]:
-        text, found = text_of(), []
-        tail = [*text[-MAX_CONTEXT:].tolist(), *drafted][-MAX_CONTEXT:]
-        entry = None if table is None else table.find(tail)
-        if entry is not None:
-            found.append(Vote(*entry, _TABLE_WEIGHT))
-        at, match_length = newest_match(text, tail, max(_TEXT_WEIGHTS))
-        if match_length >= min(_TEXT_WEIGHTS):
-            found.append(Vote(int(text[at]), 1.0, _TEXT_WEIGHTS[match_length]))
-        return found
-
-    return votes
 
 
 class LookupFirst(DrafterWrapper):
@@ -169,8 +133,7 @@ class LookupFirst(DrafterWrapper):
     Args:
         drafter: the draft model; close() closes it too.
         min_ngram: the number of tokens that have to be equal.
-        table: the n-gram table in the draft's file, if it has one.
-        store: the file of a store to copy from too; None to copy from the text itself alone.
+        remembers, store: see Suffix.
 
     Raises:
         ArgumentError: min_ngram is below 1.
@@ -182,7 +145,7 @@ class LookupFirst(DrafterWrapper):
         self,
         drafter: Drafter,
         min_ngram: int = MIN_NGRAM,
-        table: NgramTable | None = None,
+        remembers: bool = True,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
         from pyllama_spec.drafters.suffix import copies_beside
@@ -190,10 +153,9 @@ class LookupFirst(DrafterWrapper):
         super().__init__(drafter)
         self.name = f"{drafter.name}+copies"
         self.min_ngram = count(min_ngram, "min_ngram", 1)
-        self._lookup = copies_beside(drafter.max_draft, self.min_ngram, store)
+        self._lookup = copies_beside(drafter.max_draft, self.min_ngram, remembers, store)
         # What the model guessed last of each sequence.
         self._guesses: dict[int, Sequence[int]] = {}
-        self.table = table
 
     def check(self, target: Model) -> None:
         """Checks the model and the lookup."""
@@ -239,12 +201,7 @@ class LookupFirst(DrafterWrapper):
         others = [i for i, r in enumerate(requests) if not drafts[i].ids and not r.lookup_only]
         if not others:
             return drafts
-        asked = [
-            requests[i]._replace(
-                prior=ngram_prior(partial(self._lookup.newest, requests[i].seq, _REACH), self.table)
-            )
-            for i in others
-        ]
+        asked = [requests[i] for i in others]
         try:
             model_drafts = self.drafter.propose(asked)
         except Exception as error:  # it knows nothing of the lookup hits, which continue
@@ -289,8 +246,7 @@ class LookupFirst(DrafterWrapper):
 
     def describe(self) -> dict[str, Any]:
         """The model's facts, and the lookup's."""
-        table = 0 if self.table is None else len(self.table)
-        found = {**self.drafter.describe(), "lookup": self.min_ngram, "ngram_table": table}
+        found = {**self.drafter.describe(), "lookup": self.min_ngram}
         store = self._lookup.describe().get("store")
         return found if store is None else {**found, "store": store}
 

@@ -21,9 +21,8 @@ from pyllama_spec.drafters.base import (
     DraftRequest,
     SequenceErrors,
 )
-from pyllama_spec.drafters.draft_memory import Chain, DraftMemory, choose, fingerprint, passed
+from pyllama_spec.drafters.draft_memory import Chain, DraftMemory, fingerprint, passed
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM, LookupFirst
-from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.drafters.options import DraftOptions, FileOptions
 from pyllama_spec.drafters.output_part import DraftIds
 from pyllama_spec.engine.checks import count, instance, real
@@ -82,7 +81,6 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._n_ctx = None if n_ctx is None else count(n_ctx, "n_ctx", 1)
         self._n_output = None if n_output is None else count(n_output, "n_output", 0)
         self._draft_ids: DraftIds | None = None
-        self._choice_note = ""
         self._target: Context | None = None
         self._memory: _Memory | None = None
         self._is_lost = False
@@ -98,13 +96,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     @classmethod
     def open(cls, path: Any, options: DraftOptions) -> Drafter:
-        """Opens a draft, with lookups and n-grams beside it unless options.lookup is 0."""
+        """Opens a draft, with lookups beside it unless options.lookup is 0."""
         draft = cls(path, options.length(*cls.lengths), **options.of_file())
         n = MIN_NGRAM if options.lookup is None else options.lookup
         if not n:
             return draft
         with closed_on_failure(draft):
-            lookup = LookupFirst(draft, n, draft.ngram_table(), options.memory)
+            lookup = LookupFirst(draft, n, options.remembers, options.memory)
             lookup.name = draft.name
             return lookup
 
@@ -118,14 +116,6 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         if self._model is None:
             raise ArgumentError("draft", self.name, problem="is not attached to a target yet")
         return self._model
-
-    def ngram_table(self) -> NgramTable | None:
-        """The n-gram table in the draft's file; None if it has none."""
-        arrays = None if self._model is None else self._model.ngram_arrays()
-        try:
-            return None if arrays is None else NgramTable(*arrays, self.model.info.n_vocab)
-        except ArgumentError as error:
-            raise ModelLoadError(f"{self.model.path}: {error}") from None
 
     def check(self, target: Model) -> None:
         """Raises with the first difference if the draft was made for another target."""
@@ -229,7 +219,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         All of the model's where it has a smaller vocabulary of its own (d2t) and uses no part.
         """
         ids = self._draft_ids
-        return ids.n_slots if ids is not None and ids.in_use else self.model.info.n_vocab
+        return self.model.info.n_vocab if ids is None else ids.n_slots
 
     # ---- drafting
 
@@ -246,7 +236,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             memory.ask(chains, min(max(c.request.n_requested for c in chains), self.max_draft))
             self.draft(chains, errors)
         drafts = {
-            c.seq: Draft(c.ids, c.p, c.candidates, distributions=c.drawn_from or None)
+            c.seq: Draft(c.ids, c.p, distributions=c.drawn_from or None)
             for c in chains
             if c.seq not in errors
         }
@@ -270,12 +260,11 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         choice, request, ids = chain.choice, chain.request, chain.ids
         if choice is None or not choice.ids:
             return False
-        token, p = choose(choice, request.prior, ids)
+        token, p = choice.best()
         if p < self.p_min:
             return False
         ids.append(token)
         chain.p.append(p)
-        chain.candidates.append(choice.candidates)
         if choice.drawn_from is not None:
             chain.drawn_from.append(choice.drawn_from)
         if request.stop is not None and request.stop(p):
@@ -294,18 +283,17 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self.memory_or_fail().commit(done)
 
     def _use_ids(self, use: Callable[[DraftIds], str | None]) -> None:
-        """Uses the part of the vocabulary, or gives it up; notes a change of it."""
+        """Uses the part of the vocabulary; gives it up with a note if that says why, or fails."""
         assert self._draft_ids is not None
         try:
-            text = use(self._draft_ids)
+            why = use(self._draft_ids)
         except (OSError, OutOfMemoryError) as error:
+            why = str(error)
+        if why:
             self._draft_ids = None
             self.memory_or_fail().context.draft_output(0)
-            text = f"the draft chooses among all ids: {error}"
-        if text:
-            rest = self.note.removesuffix(self._choice_note).removesuffix("; ")
-            self.note = f"{rest}; {text}" if rest else text
-            self._choice_note = text
+            text = f"the draft chooses among all ids: {why}"
+            self.note = f"{self.note}; {text}" if self.note else text
 
     def n_unread(self, seq: int) -> int:
         """The tokens that a small model has not processed, or a paused head's waiting rows."""

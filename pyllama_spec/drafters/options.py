@@ -17,8 +17,8 @@ class FileOptions(TypedDict, total=False):
         of use. With fewer, it drops the oldest and continues.
     p_min: end a draft before a token with a lower probability.
     n_output: of a head, the number of vocabulary ids that it chooses among; those of the text are
-        always among them (output_part.py). 0 for all; None for a part if attach() measures that to
-        be cheaper. A draft with a reduced vocabulary (d2t) chooses among that.
+        always among them (output_part.py). 0 for all; None for a part of a large vocabulary. A
+        draft with a reduced vocabulary (d2t) chooses among that.
     n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a draft given as a path.
     """
 
@@ -39,16 +39,16 @@ class DraftOptions:
         max_draft: the maximum number of tokens to draft per round; None for the kind's own number.
         p_min: end a draft before a token with a lower probability; None for no such limit.
         lookup: if the last so many tokens occurred before, propose what followed there instead of
-            asking the draft, if that is likely right. None for the default; 0 for no lookups, and
-            no n-grams beside the draft.
+            asking the draft, if that is likely right. None for the default; 0 for no lookups.
         n_ctx: the number of tokens of a sequence that a draft's model remembers; None for as many
             as are of use to it.
         n_gpu_layers: the number of the draft's layers on the GPU.
         progress: called with 0.0 .. 1.0 while a file is loaded.
         devices: names of the devices that may hold layers; None for all.
         rpc_servers: see Model.
-        memory: the file of a store, from which copies are taken and to which requests are written;
-            None for no store.
+        remembers: whether copies are taken from earlier requests too.
+        memory: the file of a store that keeps these requests; None to keep them in the memory of
+            the process.
         is_adaptive: whether a controller ends drafts that do not pay; the kind's own number may
             then be larger.
     """
@@ -61,6 +61,7 @@ class DraftOptions:
     is_adaptive: bool = False
     devices: Sequence[str] | None = None
     rpc_servers: Sequence[str] | None = None
+    remembers: bool = True
     memory: str | os.PathLike[str] | None = None
     n_ctx: int | None = None
 

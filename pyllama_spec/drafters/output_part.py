@@ -8,14 +8,11 @@ never drafted, and the target's own choice supplies it.
 
 How many tokens that concerns depends on the text: of English and code with a quarter of 151,936
 ids some hundredth, of Russian, Japanese and Chinese a sixth to a fifth, since the lowest ids hold
-few of theirs. There the whole matrix is cheaper. While the draft
-chooses among all ids, the slots are still assigned, without rows, so that a later text can have the
-part again.
+few of theirs. There the whole matrix is cheaper, and the draft uses it from then on.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -34,22 +31,10 @@ SHARE = 4
 # Above this share of what the target chose, the tokens that are lost cost more than steps save: of
 # a round of an MTP head of a 4B model, that is from 0.12 on, of one of 27B from 0.06 on.
 MOST_MISSING = 0.1
-# Below this share the part is used again. The gap keeps a text near one of the two from switching
-# often: the rows of a quarter of 248,320 ids take 0.8 s to read.
-FEW_MISSING = 0.04
 # Over how many tokens it is counted.
 _N_COUNTED = 256
-# The draft chooses among all ids for at least so many tokens, and twice as many each further time.
-_N_AWAY = 512
 # Rows that lie side by side are read at once, up to so many.
 _N_READ = 2048
-# What a step with the part may take of one with the whole, for the part to be used.
-_WORTH_IT = 0.9
-_N_STEPS = 3
-
-Step = Callable[[int], None]
-"""Computes a step at a position of an empty context; its time shows whether a part is cheaper."""
-
 
 Rows = npt.NDArray[np.uint8]  # [n, row_bytes], as stored in the model's file
 
@@ -102,8 +87,7 @@ class DraftIds:
         is_fixed: bool = False,
     ) -> None:
         self._context, self._read_rows, self._is_fixed = context, read_rows, is_fixed
-        self.missing, self.in_use = 0.0, True
-        self._n_away, self._wait = 0, _N_AWAY
+        self.missing = 0.0
         # A draft may have fewer ids than its target, by some of padding.
         n_vocab = min(context.model.info.n_vocab, target.info.n_vocab)
         self._n_vocab, vocab = n_vocab, target.vocab
@@ -123,46 +107,23 @@ class DraftIds:
         return id_ in self._slots
 
     def commit(self, done: Sequence[Committed]) -> str:
-        """Assigns slots to committed ids; returns a remark if the draft now has another choice.
+        """Assigns slots to committed ids.
 
-        It chooses among all ids where too many of a text have no slot, and among the part again
-        later, unless the number is fixed.
+        Returns:
+            A remark if too many of the target's choices had no slot: then the draft chooses among
+            all ids, and this object is of no more use. Never where the number is fixed.
 
         Raises:
             OSError: the file cannot be read.
             OutOfMemoryError: there is no room for the rows.
         """
-        remark = ""
-        if not self._is_fixed:
-            for one in done:
-                self.count(one.tokens[len(one.tokens) - one.n_chosen :])
-            remark = self.switch()
         for one in done:
+            for id_ in one.tokens[len(one.tokens) - one.n_chosen :]:
+                self.missing += ((id_ not in self._slots) - self.missing) / _N_COUNTED
             self.see(one.tokens)
-        return remark
-
-    def count(self, chosen: Iterable[int]) -> None:
-        """Counts the target's choices that have a slot; call it before see()."""
-        for id_ in chosen:
-            self.missing += ((id_ not in self._slots) - self.missing) / _N_COUNTED
-            self._n_away += not self.in_use
-
-    def switch(self) -> str:
-        """Switches between the part and all ids if too many tokens have no slot; see commit()."""
-        if self.in_use and self.missing > MOST_MISSING:
-            # The rows are freed, the slots are kept.
-            self._context.draft_output(0)
-            self.in_use, self._n_away = False, 0
-            return (
-                f"the draft chooses among all ids: a part of them did not have {self.missing:.0%} "
-                "of what the target chose"
-            )
-        if not self.in_use and self._n_away >= self._wait and self.missing < FEW_MISSING:
-            self._context.draft_output(len(self._slots))
-            self.in_use, self._wait = True, 2 * self._wait
-            self._put(list(self._slots), list(self._slots.values()))
-            return "the draft chooses among a part of the ids again"
-        return ""
+        if self._is_fixed or self.missing <= MOST_MISSING:
+            return ""
+        return f"a part of them did not have {self.missing:.0%} of what the target chose"
 
     def see(self, ids: Iterable[int]) -> None:
         """Assigns slots to the ids of a text."""
@@ -180,21 +141,18 @@ class DraftIds:
         new = new[-len(slots) :]
         taken = [slots.pop(next(iter(slots))) for _ in new]
         slots.update(zip(new, taken, strict=True))
-        if self.in_use:
-            self._put(new, taken)
+        self._put(new, taken)
 
     def _put(self, ids: list[int], slots: list[int]) -> None:
         chosen = np.array(ids, np.int32)
         self._context.set_draft_rows(np.array(slots, np.int32), chosen, self._read_rows(chosen))
 
 
-def reduced_output(
-    context: Context, n_slots: int | None, target: Model, step: Step
-) -> DraftIds | None:
-    """Limits the draft's choice to a part of the vocabulary, where that is cheaper.
+def reduced_output(context: Context, n_slots: int | None, target: Model) -> DraftIds | None:
+    """Limits the draft's choice to a part of the vocabulary: n_slots ids, 0 for all.
 
-    None if all of it stays: it is small, the draft cannot use a part, or steps took as long.
-    n_slots is None for a number by SHARE, if a step is faster with that.
+    None for a number by SHARE, and for all where the vocabulary is small or the draft cannot use a
+    part.
     """
     if n_slots == 0:
         return None
@@ -203,15 +161,10 @@ def reduced_output(
     n_known = min(context.model.info.n_vocab, target.info.n_vocab)
     if n_known < LEAST_VOCAB:
         return None
-    whole_s = _step_s(context, step)
     try:
-        ids = _with_slots(context, n_known // SHARE, target)
+        return _with_slots(context, n_known // SHARE, target)
     except (UnsupportedError, ModelLoadError):
         return None
-    if _step_s(context, step) < _WORTH_IT * whole_s:
-        return ids
-    context.draft_output(0)
-    return None
 
 
 def _with_slots(
@@ -237,14 +190,3 @@ def _with_slots(
         if ids is None:
             context.draft_output(0)
     return ids
-
-
-def _step_s(context: Context, step: Step) -> float:
-    """The seconds of a step, the minimum of a few."""
-    took = []
-    for i in range(_N_STEPS):
-        begin = time.perf_counter()
-        step(i)
-        took.append(time.perf_counter() - begin)
-    context.memory.remove(0)
-    return min(took)

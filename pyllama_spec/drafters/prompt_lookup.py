@@ -78,10 +78,6 @@ class PromptLookup(Drafter):
         """The tokens of a sequence."""
         return self._texts[seq].tolist()
 
-    def newest(self, seq: int, n: int) -> Ids:
-        """A copy of the last n tokens of a sequence."""
-        return np.array(self._texts[seq][-n:], dtype=np.int32)
-
     def commit_one(self, done: Committed) -> None:
         """Appends tokens."""
         self._texts[done.seq].extend(done.tokens)

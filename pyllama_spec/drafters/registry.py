@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +62,12 @@ def _class_of(arch: str) -> type[ModelDrafter[Any]]:
     return SmallModel
 
 
-def _open_suffix(options: DraftOptions, *, remembers: bool = True) -> Drafter:
+def _open_suffix(options: DraftOptions) -> Drafter:
     from pyllama_spec.drafters.suffix import Suffix
 
     # A verify batch of 8 rows is cheap on a CPU, and where a controller weighs what more cost,
     # copies may be longer.
-    return Suffix(options.length(7, 15), remembers=remembers, store=options.memory)
+    return Suffix(options.length(7, 15), remembers=options.remembers, store=options.memory)
 
 
 # Drafters that need no file of their own.
@@ -246,6 +247,9 @@ def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Dra
     """The drafter of `draft=` for an open target; see make_drafter()."""
     if draft != AUTO:
         return make_drafter(draft, options)
+    # Nobody asked for a memory of other requests unless one is named: callers who share a model
+    # would see by the time what others wrote.
+    options = replace(options, remembers=options.memory is not None)
     if target.info.has_head:
         return _noted(make_drafter(MTP, options), "the file has an MTP head")
     for path in _drafts_beside(target.path):
@@ -257,9 +261,7 @@ def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Dra
     n_heads = target.info.n_heads
     head = "no MTP head" if not n_heads else "no MTP head that this version can draft with"
     reason = f"the file has {head}, and no draft for it lies beside it"
-    # Of the options only those of copies apply. Nobody asked for a memory of other requests unless
-    # one is named: callers who share a model would see by the time what others wrote.
-    return _noted(_open_suffix(options, remembers=options.memory is not None), reason)
+    return _noted(_open_suffix(options), reason)
 
 
 def _noted(drafter: Drafter, reason: str) -> Drafter:

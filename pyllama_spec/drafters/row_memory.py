@@ -107,26 +107,18 @@ ReadLast = Callable[[int, int, bool], None]
 
 @dataclass(slots=True)
 class SequenceMemory:
-    """The memory of one sequence.
+    """The memory of one sequence."""
 
-    Attributes:
-        tokens: the tokens x[0], x[1], ...; the last one is pending.
-        rows: features of the newest tokens.
-        n_fed: positions 0 .. n_fed - 1 were fed.
-        first: the first position that has not left the window.
-        n_skipped: positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
-        ahead: the token after the kept ones, which truncate() removed, if its position was fed: the
-            row for it may be gone.
-        pinned: the last two rows of each of the last prompts, by position.
-    """
-
-    tokens: list[int]
-    rows: FeatureRows
-    n_fed: int = 0
-    first: int = 0
+    tokens: list[int]  # the tokens x[0], x[1], ...; the last one is pending
+    rows: FeatureRows  # features of the newest tokens
+    n_fed: int = 0  # positions 0 .. n_fed - 1 were fed.
+    first: int = 0  # the first position that has not left the window
+    # The token after the kept ones, which truncate() removed, if its position was fed: the row for
+    # it may be gone.
     ahead: int | None = None
+    # The last two rows of each of the last prompts, by position.
     pinned: dict[int, Rows] = field(default_factory=dict)
-    n_skipped: int = 0
+    n_skipped: int = 0  # positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
 
     @property
     def is_in_prompt(self) -> bool:
@@ -259,12 +251,6 @@ class RowMemory(DraftMemory):
         self.decode(step)
         for i, chain in enumerate(chains):
             chain.choice = Choice(*self.context.draft_candidates(i))
-
-    def try_step(self, i: int) -> None:
-        """Computes a guess at position i of an empty context, for timing."""
-        self._step.clear()
-        self._step.add(0, i, output=True, row=np.zeros(self._step.n_row, np.float32))
-        self.context.decode(self._step)
 
     def _count_asked(self, n: int) -> None:
         self._use = min(self._use + n * (1.0 - _KEEP_USE), 1.0)
@@ -531,13 +517,6 @@ class BlockMemory(RowMemory):
         """The candidates of a sequence's i-th guess, which may depend on the token before."""
         ids, p, more = self.context.draft_candidates(self._first_row[seq] + i, before)
         return Choice(ids, p, more, None, float(more[0]) if self._block.has_confidence else None)
-
-    def try_step(self, i: int) -> None:
-        """Decodes a block of an empty sequence, for timing."""
-        self._slots.clear()
-        self._put_block(0, 0, 0, self._block.max_draft)
-        self.context.decode(self._slots)
-        self.context.memory.remove(0)
 
     def _forget_guesses(self, chains: Sequence[Chain]) -> None:
         for chain in chains:

@@ -167,32 +167,26 @@ _NO_ROW = np.zeros(0, np.float32)
 
 @dataclass(slots=True)
 class SequenceText:
-    """The memory of one sequence.
+    """The memory of one sequence."""
 
-    Attributes:
-        tokens: the ids of the target, the last one pending.
-        ids: the same text in ids of the draft; the same list if the vocabularies are equal.
-        ends: [len(tokens)] the number of ids up to the end of each token; unused if the
-            vocabularies are equal.
-        held: the ids in the draft's memory: those of the text without the oldest, then guesses.
-        n_equal: the number of `held` ids that are known to equal the text's and are not compared
-            again.
-        base: the index of the id at position 0 of the memory: after a text longer than the window,
-            the memory starts again.
-        first: the index of the first id that is in the window and was read.
-        checkpoint: the recurrent state after the first n_checkpoint of those ids.
-        is_torn: whether a decode was interrupted: the memory may hold more than recorded here.
-    """
-
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # the ids of the target, the last one pending
+    # The same text in ids of the draft; the same list if the vocabularies are equal.
     ids: list[int] = field(default_factory=list)
+    # [len(tokens)] the number of ids up to the end of each token; unused if the vocabularies are
+    # equal.
     ends: list[int] = field(default_factory=list)
+    # The ids in the draft's memory: those of the text without the oldest, then guesses.
     held: list[int] = field(default_factory=list)
+    # The number of `held` ids that are known to equal the text's and are not compared again.
     n_equal: int = 0
+    # The index of the id at position 0 of the memory: after a text longer than the window, the
+    # memory starts again.
     base: int = 0
-    first: int = 0
+    first: int = 0  # the index of the first id that is in the window and was read
+    # The recurrent state after the first n_checkpoint of those ids.
     checkpoint: memoryview | bytes | None = None
     n_checkpoint: int = 0
+    # Whether a decode was interrupted: the memory may hold more than recorded here.
     is_torn: bool = False
 
 
@@ -366,23 +360,16 @@ class TokenMemory(DraftMemory):
             s.first = first
 
     def step(self, chains: Sequence[Chain]) -> None:
-        """Feeds each chain's newest token; ends a chain whose token the draft lacks (a prior's)."""
-        batch = self._batch
+        """Feeds each chain's newest token, which both vocabularies have."""
+        batch, texts = self._batch, [self._sequences[chain.seq] for chain in chains]
+        newest = [self.vocab.to_draft(chain.ids[-1])[0] for chain in chains]
         batch.clear()
-        going: list[tuple[Chain, tuple[int, ...], int]] = []
-        for chain in chains:
-            ids = self.vocab.to_draft(chain.ids[-1])[:_MAX_PER_GUESS]
-            chain.choice = None
-            if ids:
-                s = self._sequences[chain.seq]
-                batch.extend(ids, len(s.held) - s.base, chain.seq, output_last=True)
-                going.append((chain, ids, batch.n_tokens - 1))
-        if not going:
-            return
-        self._decode_for(batch, [self._sequences[chain.seq] for chain, _, _ in going])
-        for chain, ids, end in going:
-            self._sequences[chain.seq].held.extend(ids)
-            chain.choice = self._choice_at(end, chain.request.draws)
+        for chain, s, token in zip(chains, texts, newest, strict=True):
+            batch.add(token, len(s.held) - s.base, chain.seq, output=True)
+        self._decode_for(batch, texts)
+        for i, (chain, s, token) in enumerate(zip(chains, texts, newest, strict=True)):
+            s.held.append(token)
+            chain.choice = self._choice_at(i, chain.request.draws)
 
     def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
         """Feeds a guess after the text of each sequence, and further ones while they continue.
@@ -475,10 +462,6 @@ class TokenMemory(DraftMemory):
         return len(s.tokens)
 
 
-# A token of the target that the draft lacks becomes several of its own.
-_MAX_PER_GUESS = 16
-
-
 class SmallModel(ModelDrafter[TokenMemory]):
     """Drafts in a chain with an ordinary model."""
 
@@ -497,7 +480,7 @@ class SmallModel(ModelDrafter[TokenMemory]):
 
     @classmethod
     def open(cls, path: Any, options: DraftOptions) -> Drafter:
-        """Opens a model, with lookups and n-grams beside it unless options.lookup is 0."""
+        """Opens a model, with lookups beside it unless options.lookup is 0."""
         try:
             return super().open(path, options)
         except UnknownArchitectureError as error:
@@ -525,8 +508,7 @@ class SmallModel(ModelDrafter[TokenMemory]):
         assert self._vocab is not None  # attach() checks first
         params = target.params
         n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
-        n_batch = max(min(params.n_batch, params.n_ubatch), _MAX_PER_GUESS * params.n_seq_max)
-        n_guesses = self.max_draft * (1 if self._vocab.is_identity else _MAX_PER_GUESS)
+        n_batch, n_guesses = min(params.n_batch, params.n_ubatch), self.max_draft
         context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
         self.step_share = step_share(self.model, target.model)
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
@@ -536,8 +518,8 @@ class SmallModel(ModelDrafter[TokenMemory]):
         return super().can_draft(request) and bool(self.memory_or_fail().of(request.seq).ids)
 
     def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
-        """Drafts all further tokens in one engine call, unless a prior or chance chooses."""
-        if any(c.request.prior is not None or c.request.draws is not None for c in going):
+        """Drafts all further tokens in one engine call, unless chance chooses."""
+        if any(c.request.draws is not None for c in going):
             super().go_on(going, errors)
         elif going:
             memory = self.memory_or_fail()

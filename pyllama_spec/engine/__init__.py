@@ -4,7 +4,7 @@ from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import computing
 from pyllama_spec.engine.chat import ChatParser, ChatSession, TemplateProgram
-from pyllama_spec.engine.context import Context, Transfers, exact_rows
+from pyllama_spec.engine.context import Context, exact_rows
 from pyllama_spec.engine.context_params import ContextParams
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.log import set_log_level, thread_log_level
@@ -41,7 +41,6 @@ __all__ = [
     "Sampler",
     "SamplerParams",
     "TemplateProgram",
-    "Transfers",
     "Vocab",
     "computing",
     "default_n_threads",

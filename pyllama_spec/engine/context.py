@@ -46,46 +46,6 @@ _CONTEXT_STEP = 256
 Settings = tuple[tuple[str, str], ...]
 
 
-class Transfers(NamedTuple):
-    """Growing counts; all 0 if everything is on the CPU.
-
-    Attributes:
-        bytes_to_device: from the host to devices: ids, positions, masks, input rows of a draft.
-        bytes_to_host: from devices to the host: layer inputs, logits, candidates of a draft.
-        bytes_between: from one device to another directly.
-        copies_to_device, copies_to_host, copies_between: the numbers of copies.
-        synchronisations: how often the host waited for a device; blocking copies are not counted.
-        graphs: graphs handed to a device: with an unsplit model, one per physical batch.
-    """
-
-    bytes_to_device: int = 0
-    bytes_to_host: int = 0
-    bytes_between: int = 0
-    copies_to_device: int = 0
-    copies_to_host: int = 0
-    copies_between: int = 0
-    synchronisations: int = 0
-    graphs: int = 0
-
-    def since(self, before: Transfers) -> Transfers:
-        """The difference to the counts `before`."""
-        return Transfers(*(now - then for now, then in zip(self, before, strict=True)))
-
-    def plus(self, other: Transfers) -> Transfers:
-        """The sum of both."""
-        return Transfers(*(a + b for a, b in zip(self, other, strict=True)))
-
-
-def read_transfers(handle: Any, *, with_drafts: bool) -> Transfers:
-    """The transfers of a context, or of all contexts that share its threads."""
-    raw = ffi.new("struct llama_spec_transfers *")
-    check(lib.llama_spec_get_transfers(handle, with_drafts, raw), "cannot read the context")
-    return Transfers(
-        raw.bytes_to_device, raw.bytes_to_host, raw.bytes_between, raw.n_to_device, raw.n_to_host,
-        raw.n_between, raw.n_synchronisations, raw.n_graphs,
-    )  # fmt: skip
-
-
 class Likely(NamedTuple):
     """The likeliest token of a row, and its probability over the whole vocabulary."""
 
@@ -486,16 +446,6 @@ class Context(Owner):
     def n_graphs_reused(self) -> int:
         """The number of physical batches that reused the graph of an earlier one."""
         return int(self._info().n_graphs_reused)
-
-    @property
-    def transfers(self) -> Transfers:
-        """The transfers between host and devices in this context's calls so far."""
-        return read_transfers(self.handle, with_drafts=False)
-
-    @property
-    def transfers_with_drafts(self) -> Transfers:
-        """The transfers of a target and its drafts together, from any of their contexts."""
-        return read_transfers(self.handle, with_drafts=True)
 
     def cancel(self, value: bool = True) -> None:
         """Cancels a decode of another thread; False lets later decodes run again."""

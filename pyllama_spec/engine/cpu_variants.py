@@ -40,18 +40,21 @@ _MISSING = re.compile(
 _CUDA = re.compile(r"lib(cublas|cublasLt|cudart)\.so\.(?P<major>\d+)$")
 
 
-def choose(features: Collection[str], wanted: str = "") -> str:
-    """The best variant for a processor with these features, or the requested one."""
-    if wanted and wanted not in CPU_VARIANTS:
+def choose(
+    features: Collection[str], wanted: str = "", built: Collection[str] = tuple(CPU_VARIANTS)
+) -> str:
+    """The best of the built variants for a processor with these features, or the requested one."""
+    if wanted and wanted not in built:
         raise ImportError(
-            f"{VARIABLE}={wanted!r} is not a level; expected one of {', '.join(CPU_VARIANTS)}"
+            f"{VARIABLE}={wanted!r} is not a level; expected one of {', '.join(built)}"
         )
     best, lacking = "", ""
     for variant, needed in CPU_VARIANTS.items():
         lacking = ", ".join(name for name in needed if name not in features)
         if lacking:
             break
-        best = variant
+        if variant in built:
+            best = variant
         if variant == wanted:
             return variant
     if wanted:
@@ -83,9 +86,13 @@ def _load() -> ModuleType:
         processor = import_module("pyllama_spec._processor")
     except ModuleNotFoundError:
         return _load_one()
-    variant = choose(str(processor.features()).split(), os.environ.get(VARIABLE, ""))
     own = Path(str(processor.__file__))
-    path = own.with_name(own.name.replace("_processor", f"_engine_{variant}"))
+    paths = {
+        variant: own.with_name(own.name.replace("_processor", f"_engine_{variant}"))
+        for variant in CPU_VARIANTS
+    }
+    built = [variant for variant, path in paths.items() if path.exists()]
+    path = paths[choose(str(processor.features()).split(), os.environ.get(VARIABLE, ""), built)]
     spec = importlib.util.spec_from_file_location(_NAME, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a module of this Python")

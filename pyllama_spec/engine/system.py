@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from typing import Any
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import text
 from pyllama_spec.errors import ArgumentError, warn
+
+_CPUS, _GROUPS = Path("/sys/devices/system/cpu"), Path("/sys/fs/cgroup")
+# Of a processor with cores of two kinds, the small ones have up to 0.8 of the clock.
+_BIG_CORE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +111,24 @@ def memory_bytes() -> int:
     sizes = []
     with contextlib.suppress(AttributeError, OSError, ValueError):  # not on Windows
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # "max" where there is none
-            sizes.append(int(Path(limit).read_text()))
+    limits = [*_limits("memory.max"), _read(_GROUPS / "memory/memory.limit_in_bytes")]
+    sizes += [int(limit) for limit in limits if limit.isdigit()]  # "max" where there is none
     return min((size for size in sizes if size > 0), default=sys.maxsize)
 
 
 def default_n_threads() -> int:
-    """The physical cores that this process may use: further threads only wait."""
-    return max(len({_siblings(cpu) for cpu in _usable()}), 1)
+    """The physical, big cores that this process may use, at most as many as its quota of time.
 
-
-def _usable() -> Collection[int]:
-    """The hardware threads that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)
+    Threads wait for one another at each step of a graph: a core's second hardware thread adds
+    nothing, and a slow core delays all.
+    """
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError, ValueError, subprocess.CalledProcessError):
+            return int(subprocess.check_output(("sysctl", "-n", "hw.perflevel0.physicalcpu")))
+    cpus = _usable()
+    clocks = {_of_cpu(cpu, "topology/thread_siblings_list") or cpu: _clock(cpu) for cpu in cpus}
+    slowest = _BIG_CORE * max(clocks.values())
+    return min(sum(clock >= slowest for clock in clocks.values()), _n_in_quota())
 
 
 def bounded_n_threads(n_threads: int | None) -> int:
@@ -132,7 +139,7 @@ def bounded_n_threads(n_threads: int | None) -> int:
     """
     if n_threads is None:
         return default_n_threads()
-    n_cores = max(len(_usable()), 1)
+    n_cores = min(len(_usable()), _n_in_quota())
     if n_threads > n_cores:
         warn(
             f"`n_threads={n_threads}`: this process may use {n_cores} core{'s' * (n_cores > 1)}, "
@@ -141,10 +148,42 @@ def bounded_n_threads(n_threads: int | None) -> int:
     return min(n_threads, n_cores)
 
 
-def _siblings(cpu: int) -> str:
-    """The list of a core's hardware threads, the same text for each of them."""
+def _usable() -> Collection[int]:
+    """The hardware threads that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _clock(cpu: int) -> int:
+    """A core's highest frequency in kHz; 0 where the system reports none."""
+    return int(_of_cpu(cpu, "cpufreq/cpuinfo_max_freq") or 0)
+
+
+def _of_cpu(cpu: int, name: str) -> str:
+    return _read(_CPUS / f"cpu{cpu}" / name)
+
+
+def _n_in_quota() -> int:
+    """The threads that this process's control groups have time for."""
+    quotas = _limits("cpu.max")  # "max 100000" where there is none; in version 1 it is -1
+    quotas.append(
+        " ".join(_read(_GROUPS / f"cpu/cpu.cfs_{part}_us") for part in ("quota", "period"))
+    )
+    shares = [quota.split() for quota in quotas if quota[:1].isdigit()]
+    return min((max(-(-int(time) // int(of)), 1) for time, of in shares), default=sys.maxsize)
+
+
+def _limits(name: str) -> list[str]:
+    """What this process's control group of version 2 and those above it say."""
+    lines = _read(Path("/proc/self/cgroup")).split("\n")
+    own = _GROUPS / next((line[4:] for line in lines if line.startswith("0::/")), "")
+    return [_read(group / name) for group in (own, *own.parents)]
+
+
+def _read(path: Path) -> str:
+    """A small file of the system; "" if there is none."""
     try:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         return path.read_text(encoding="ascii").strip()
     except OSError:
-        return str(cpu)
+        return ""

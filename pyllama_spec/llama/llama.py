@@ -1459,10 +1459,12 @@ def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
 
 def _log_line(record: GenerationRecord) -> str:
     timing, usage = record.timing.as_dict(), record.usage
+    saved = record.stats.saved_in_words
     return (
         f"{usage['prompt_tokens']} tokens read in {timing['prompt_s']:.3f} s, "
         f"{usage['completion_tokens']} generated in {timing['decode_s']:.3f} s "
-        f"({timing['decode_tps']:.1f} per second), {record.stats.tokens_per_round:.2f} per round\n"
+        f"({timing['decode_tps']:.1f} per second), {record.stats.tokens_per_round:.2f} per round"
+        f"{saved and f', {saved} saved by drafts'}\n"
     )
 
 

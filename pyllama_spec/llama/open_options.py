@@ -125,8 +125,7 @@ class OpenOptions:
             then. 0 drafts n_draft tokens in every round, which accepts the most tokens but is not
             always fastest.
         lookup: if the last tokens, this many, occurred in the text before, copy what followed there
-            instead of asking the draft of a file, if that is likely right. None for 5; 0 for never,
-            and without n-grams: the head of the file alone.
+            instead of asking the draft of a file, if that is likely right. None for 5; 0 for never.
         controller: decides how many tokens are drafted. None or "profit": as many as are fastest
             here, and none if plain decoding is faster; "fixed": n_draft tokens in every round;
             "off": none; or a speculative.Controller.

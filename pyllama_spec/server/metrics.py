@@ -33,7 +33,7 @@ _COUNTERS: Mapping[str, tuple[str, ...]] = {
         f"{family}:{_DRAFT}{name}": text
         for family in ("vllm", "llamacpp")
         for name, text in {
-            "drafts": ("Rounds that verified a draft.",),
+            "drafts": ("Rounds with a draft.",),
             "draft_tokens": ("Drafted tokens.",),
             "accepted_tokens": ("Accepted drafted tokens.",),
             "accepted_tokens_per_pos": (
@@ -74,6 +74,11 @@ class Metrics:
             name: Histogram(name, text, ("model",), registry=registry, buckets=buckets)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
+        # Gauges, since a draft may lose time.
+        self.saved = {
+            "saved_s": self.gauge("pyllama_spec:saved_seconds", "Seconds that drafts saved."),
+            "saved_error_s": self.gauge("pyllama_spec:saved_error_seconds", "Their error."),
+        }
         self._by_model: dict[str, ModelMetrics] = {}
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -99,6 +104,8 @@ class Metrics:
         for name, (_, *labels) in _COUNTERS.items():
             if not labels and ":model_" not in name:
                 self._counters[name].labels(model)
+        for gauge in self.saved.values():
+            gauge.labels(model)
         for name, one in self._histograms.items():
             if ":model_" not in name:
                 one.labels(model)
@@ -194,10 +201,13 @@ class ModelMetrics:
         state, by_accepted = speculation["state"], speculation["accepted_histogram"]
         self._metrics.add("pyllama_spec:requests_by_draft_state", 1, self._model, state)
         self._add(speculation["rounds"], "pyllama_spec:rounds")
+        for name in ("saved_s", "saved_error_s"):
+            self._metrics.saved[name].labels(self._model).inc(speculation[name] or 0.0)
+        n_drafts = sum(one["rounds"] for one in speculation["by_source"].values())
         for family in (f"vllm:{_DRAFT}", f"llamacpp:{_DRAFT}"):
             self._add(speculation["drafted"], f"{family}draft_tokens")
             self._add(speculation["accepted"], f"{family}accepted_tokens")
-            self._add(sum(speculation["verified_histogram"][1:]), f"{family}drafts")
+            self._add(n_drafts, f"{family}drafts")
             for position in range(len(by_accepted) - 1):
                 if n := sum(by_accepted[position + 1 :]):
                     name = f"{family}accepted_tokens_per_pos"

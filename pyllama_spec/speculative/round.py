@@ -133,7 +133,7 @@ class Round:
         run.stats.controller = self.scheduler.controller_name
         self.settle_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
-            run.stats.note_off(_NEVER.format(self.max_draft_reason), is_plain=False)
+            run.stats.reason_off = _NEVER.format(self.max_draft_reason)
         self.scheduler.begin(run)
         self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
         self.sequences.begin(run)
@@ -207,7 +207,7 @@ class Round:
             for span in spans:
                 self._count_seconds(span, round_s, draft_s, verify_s)
             if self.max_draft:
-                self._learn(spans, propose_s, verify_s, round_s)
+                self._learn(spans, propose_s, draft_s, verify_s, round_s)
             for run, _ in out:
                 if run.is_over:
                     self.drafter.end_request(run.seq_id)
@@ -499,18 +499,26 @@ class Round:
         timing.n_decoded = run.n_generated - 1
 
     def _learn(
-        self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
+        self,
+        spans: Sequence[Span],
+        propose_s: float,
+        draft_s: float,
+        verify_s: float,
+        round_s: float,
     ) -> None:
         """Tells the controller a round's times and tokens; records why drafts are disabled."""
         self.scheduler.learn(spans, propose_s, verify_s, round_s)
         controller, failures = self.scheduler.controller, self.drafter.failures
         for span in spans:
+            run = self._runs[span.seq]
+            if span.n_prompt and controller.wants_costs:
+                run.stats.add_saved(-draft_s, 0.0)  # a head reads prompts too
+            elif span.saved_s is not None:
+                run.stats.add_saved(span.saved_s, span.saved_error_s)
             if span.seq not in failures:  # they are recorded already
-                run = self._runs[span.seq]
                 reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
                 is_asked = span.asked_of == "drafter" and not span.is_retry
-                is_plain = bool(span.tokens) and not span.n_verified and not is_asked
-                run.stats.note_off(reason, is_plain=is_plain)
+                run.stats.reason_off = None if is_asked else reason
 
 
 def _check_attachable(drafter: Drafter, target: Context) -> None:

@@ -9,12 +9,14 @@ from time import perf_counter
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import EngineError
 
-# The most time that it takes, plus one batch: the rounds will measure the rest.
-_BUDGET_S = 0.3
 
-
-def measure_rows(target: Context, max_rows: int) -> dict[int, float]:
+def measure_rows(
+    target: Context, max_rows: int, most_s: float = 0.3, least_s: float = 0.3
+) -> dict[int, float]:
     """Seconds of decodes of 1 to max_rows rows in an empty context, which is emptied.
+
+    It takes least_s, and up to most_s plus one batch to decode each width; further widths are left
+    out.
 
     Each width is decoded twice, the first of which makes the engine's graph; while time is left all
     are timed again. The quickest counts: what else runs on a machine only makes a decode slower.
@@ -35,13 +37,13 @@ def measure_rows(target: Context, max_rows: int) -> dict[int, float]:
     seconds(1)  # pages of the file, caches
     try:
         for n_rows in in_order(max_rows):
-            if len(quickest) >= 2 and perf_counter() - begun > _BUDGET_S:
+            if len(quickest) >= 2 and perf_counter() - begun > most_s:
                 break
             quickest[n_rows] = min(seconds(n_rows), seconds(n_rows))
-        while perf_counter() - begun < _BUDGET_S:
+        while perf_counter() - begun < least_s:
             for n_rows, least in quickest.items():
                 quickest[n_rows] = min(least, seconds(n_rows))
-                if perf_counter() - begun > _BUDGET_S:
+                if perf_counter() - begun > least_s:
                     break
     finally:
         # After a failed decode this fails too, and the error of the decode says more.

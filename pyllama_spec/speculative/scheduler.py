@@ -91,33 +91,26 @@ _ROWS = "the number of rows that a decode verifies (n_batch or n_outputs_max)"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a round.
+    """The limits of a round."""
 
-    Attributes:
-        n_ctx: the number of positions of a sequence.
-        width: the maximum number of rows of a verify batch: of as many as are exact
-            (docs/limits.md), so that a text does not depend on the other sequences.
-        max_draft: the maximum number of tokens that a sequence drafts in any round.
-        max_draft_reason: the reason for that limit, in words.
-        max_chunk: the maximum number of prompt tokens per decode. Without a pace, prompts are
-            always cut at the same places, whatever runs beside them.
-        max_stepwise: read prompts with at most this many tokens left one token a round beside the
-            other sequences, which needs no further pass over the weights; 0 to read them at once.
-        mixes_prompts: whether parts of prompts go into the verify batch. Their rows then differ
-            from those of a decode alone; it pays if all sequences share one cache, which the engine
-            reads once for all of them.
-        has_streams: whether each sequence has its own stream in the memory.
-        needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
-    """
-
-    n_ctx: int
+    n_ctx: int  # the number of positions of a sequence
+    # The maximum number of rows of a verify batch: of as many as are exact (docs/limits.md), so
+    # that a text does not depend on the other sequences.
     width: int = FEW_ROWS
-    max_draft: int = 0
-    max_draft_reason: str = ""
+    max_draft: int = 0  # the maximum number of tokens that a sequence drafts in any round
+    max_draft_reason: str = ""  # the reason for that limit, in words
+    # The maximum number of prompt tokens per decode. Without a pace, prompts are always cut at the
+    # same places, whatever runs beside them.
     max_chunk: int = 512
+    # Read prompts with at most this many tokens left one token a round beside the other sequences,
+    # which needs no further pass over the weights; 0 to read them at once.
     max_stepwise: int = 0
+    # Whether parts of prompts go into the verify batch. Their rows then differ from those of a
+    # decode alone; it pays if all sequences share one cache, which the engine reads once for all of
+    # them.
     mixes_prompts: bool = False
-    has_streams: bool = False
+    has_streams: bool = False  # whether each sequence has its own stream in the memory
+    # needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
     needs_equal_rows: bool = False
     keeps_whole: bool = False
     goes_alone: bool = False
@@ -241,9 +234,7 @@ class Scheduler:
             draws.begin()
         n_lookup = min(decision.n_lookup, span.max_draft)
         stop, lookup_only = self.controller.stop_of(span), decision.lookup_only
-        return DraftRequest(
-            span.seq, tokens, span.n_requested, None, stop, lookup_only, n_lookup, draws
-        )
+        return DraftRequest(span.seq, tokens, span.n_requested, stop, lookup_only, n_lookup, draws)
 
     def set_lengths(self, spans: Iterable[Span]) -> None:
         """Calls the controller for the number of tokens to verify of each draft."""
@@ -260,10 +251,12 @@ class Scheduler:
     ) -> None:
         """Reports the outcome of a round to the controller."""
         decided = [span for span in spans if span.decision is not None]
+        is_pure = len(decided) == len(spans) or not any(span.n_prompt for span in spans)
+        spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
+        if is_pure:
+            self.controller.weigh(spans, spent)
         if decided:
-            is_pure = len(decided) == len(spans) or not any(span.n_prompt for span in spans)
-            rest_s = round_s - propose_s - verify_s
-            self.controller.learn(decided, Spent(propose_s, verify_s, rest_s, is_pure))
+            self.controller.learn(decided, spent)
 
     def _text_span(self, run: SequenceRun, n_seqs: int) -> Span:
         """The span of a sequence that verifies beside n_seqs - 1 others with equal draft limits."""

@@ -83,23 +83,17 @@ _STRETCH = 512
 
 @dataclass(slots=True)
 class SequenceState:
-    """The tokens and counts of one sequence of a context. It outlasts its requests.
+    """The tokens and counts of one sequence of a context. It outlasts its requests."""
 
-    Attributes:
-        seq_id: the number of the sequence in the context.
-        tokens: the prompt and the committed tokens.
-        n_decoded: the number of them, from the first on, in the target's memory. While text is
-            generated it is one less than all: the last committed token is pending.
-        n_given: the number of those that were given to the caller; None for all. A draft may go
-            past a stop string, or past the place where the caller stopped reading.
-        adapters: the adapters that its memory was computed with.
-    """
-
-    seq_id: int = 0
-    tokens: list[int] = field(default_factory=list)
+    seq_id: int = 0  # the number of the sequence in the context
+    tokens: list[int] = field(default_factory=list)  # the prompt and the committed tokens
+    # The number of them, from the first on, in the target's memory. While text is generated it is
+    # one less than all: the last committed token is pending.
     n_decoded: int = 0
+    # The number of those that were given to the caller; None for all. A draft may go past a stop
+    # string, or past the place where the caller stopped reading.
     n_given: int | None = None
-    adapters: Adapters = None
+    adapters: Adapters = None  # the adapters that its memory was computed with
 
     @property
     def n_held(self) -> int:
@@ -152,72 +146,57 @@ class Step(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SequenceRun:
-    """One request on one sequence: the inputs of a round, and its results.
+    """One request on one sequence: the inputs of a round, and its results."""
 
-    Args:
-        state: the sequence.
-        prompt: the ids of the prompt.
-        sampler: chooses tokens; None to decode the prompt and generate nothing yet.
-        max_tokens: the maximum number of tokens to generate.
-        observe: called with each committed token and its row.
-        forced: called with a number; returns at most so many tokens that have to follow, or are
-            likely to. They are verified, and the drafter is not asked. None for no such tokens.
-        adapters: the adapters that its rows are computed with.
-        max_draft: the maximum number of tokens to draft per round; None for the round's own
-            maximum.
-        remember: whether a drafter may keep its text for later requests.
-        user: the user of the request; "" if it was not given.
-        prediction: the text that the answer is expected to repeat; asked before the drafter. None
-            for no prediction.
-        rejection: accepts the drafter's drawn tokens; None for sample_and_match() alone.
-        noise: the noise of a sampler that draws by shared noise, for drafters that draw; else None.
-        n_before: the number of tokens of its text that were generated before its context shift.
-
-    Attributes:
-        stats, timing: the figures of this request alone.
-        borders: numbers of prompt tokens after which a part ends when the prompt is read, since
-            other prompts continue differently there.
-        max_held: the maximum number of prompt tokens to reuse, from this sequence alone; None for
-            as many as any sequence holds.
-        n_cached: the number of prompt tokens that were not read, since they were held already.
-        n_generated: the number of generated tokens.
-        key, order: the settings that it is computed with, and the number of requests that began
-            before it.
-        waits_for: the request that reads a prefix of its prompt, which it copies then; else None.
-        n_passed: the number of rounds, since a part of its prompt was read, in which other prompts
-            were read.
-        is_cancelled: set from any thread; the round ends the request before its next decode.
-        ready_row: without a sampler, the row of the last batch that follows the prompt, until
-            another batch is decoded; else None.
-        finish_reason, error: see Step; of the last one.
-    """
-
-    state: SequenceState
-    prompt: Sequence[int]
+    state: SequenceState  # the sequence
+    prompt: Sequence[int]  # the ids of the prompt
+    # Chooses tokens; None to decode the prompt and generate nothing yet.
     sampler: TokenSampler | None = None
-    max_tokens: int = 1
-    observe: RowObserver | None = None
+    max_tokens: int = 1  # the maximum number of tokens to generate
+    observe: RowObserver | None = None  # called with each committed token and its row
+    # Called with a number; returns at most so many tokens that have to follow, or are likely to.
+    # They are verified, and the drafter is not asked. None for no such tokens.
     forced: Callable[[int], Sequence[int]] | None = None
+    # stats, timing: the figures of this request alone.
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
-    adapters: Adapters = None
+    adapters: Adapters = None  # the adapters that its rows are computed with
+    # The maximum number of tokens to draft per round; None for the round's own maximum.
     max_draft: int | None = None
-    remember: bool = True
-    user: str = ""
+    remember: bool = True  # whether a drafter may keep its text for later requests
+    user: str = ""  # the user of the request; "" if it was not given
+    # The text that the answer is expected to repeat; asked before the drafter. None for no
+    # prediction.
     prediction: Prediction | None = None
+    # Accepts the drafter's drawn tokens; None for sample_and_match() alone.
     rejection: RejectionSampling | None = None
+    # The noise of a sampler that draws by shared noise, for drafters that draw; else None.
     noise: SharedNoise | None = None
+    # The number of tokens of its text that were generated before its context shift.
     n_before: int = 0
+    # The maximum number of prompt tokens to reuse, from this sequence alone; None for as many as
+    # any sequence holds.
     max_held: int | None = None
+    # Numbers of prompt tokens after which a part ends when the prompt is read, since other prompts
+    # continue differently there.
     borders: set[int] = field(default_factory=set)
+    # key, order: the settings that it is computed with, and the number of requests that began
+    # before it.
     key: AdaptersKey = ()
     order: int = 0
+    # The request that reads a prefix of its prompt, which it copies then; else None.
     waits_for: SequenceRun | None = None
+    # The number of prompt tokens that were not read, since they were held already.
     n_cached: int = 0
-    n_generated: int = 0
+    n_generated: int = 0  # the number of generated tokens
+    # The number of rounds, since a part of its prompt was read, in which other prompts were read.
     n_passed: int = 0
+    # Set from any thread; the round ends the request before its next decode.
     is_cancelled: bool = False
+    # Without a sampler, the row of the last batch that follows the prompt, until another batch is
+    # decoded; else None.
     ready_row: int | None = None
+    # finish_reason, error: see Step; of the last one.
     finish_reason: str | None = None
     error: BaseException | None = None
     view: TokenView = field(init=False)

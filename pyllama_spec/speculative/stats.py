@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -63,7 +63,7 @@ def sources_in_words(by_source: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 _SUMS = (
-    "rounds", "drafted", "accepted", "asked", "asked_copies", "probes", "proposed", "rounds_off",
+    "rounds", "drafted", "accepted", "asked", "proposed", "saved_error_s",
 )  # fmt: skip
 
 
@@ -73,58 +73,39 @@ class SpeculationStats:
 
     A round is one decode of the target after the prompt. Tokens committed by rounds are
     accepted + rounds, before a stop cuts the last round; the first token comes from the prompt.
-
-    Attributes:
-        drafter: the drafter's name.
-        note: a remark on it, such as why it was chosen; "" for none.
-        rounds: the number of decodes of the target after the prompt.
-        drafted: the number of tokens that were proposed and verified, from all sources.
-        accepted: the number of those that equal the target's own choice.
-        accepted_histogram: the number of rounds that accepted 0, 1, 2 ... tokens.
-        verified_histogram: the number of rounds that verified 0, 1, 2 ... drafted tokens.
-        controller: the name of the controller.
-        asked: the number of rounds in which a draft was asked for, of the drafter (even if for
-            copies alone) or of the request's prediction.
-        asked_copies: the number of those rounds in which only copies were asked for: a draft model
-            with copies beside it was disabled, or the prediction answered.
-        probes: the number of `asked` rounds that were retries of a disabled drafter.
-        proposed: the number of proposed tokens; `drafted` of them were verified.
-        by_source: the same counts for each of SOURCES that proposed something.
-        reason_off: why the drafter was disabled in the last round; None if it was not. A text that
-            it made faster may end so: `state` says what counts.
-        reason_off_error: what the drafter raised, with its traceback; None if it did not fail.
-        acceptance: how drafts of the drafter are accepted: "exact"; "noise" where the target draws
-            by shared noise; or "distribution" where the drafter draws its tokens and rejection
-            sampling accepts them. Copies and forced text are always accepted exactly.
-        why_exact: why it is "exact" though the request asked for another acceptance; else None.
-        why_not_asked: why the controller did not ask the drafter's model at first though it was
-            not off; "" where it asked, or had no reason.
-        rounds_off: the number of rounds in which it was disabled, or retried, and no copy was
-            verified.
-        off_since: the number of rounds after which it was disabled to the end, 0 for from the
-            beginning; None if it was not, and in the sum of several requests.
     """
 
-    drafter: str = "none"
-    note: str = ""
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    drafter: str = "none"  # the drafter's name
+    note: str = ""  # a remark on it, such as why it was chosen; "" for none
+    rounds: int = 0  # the number of decodes of the target after the prompt
+    drafted: int = 0  # the number of tokens that were proposed and verified, from all sources
+    accepted: int = 0  # the number of those that equal the target's own choice
+    # The number of rounds that accepted 0, 1, 2 ... tokens.
     accepted_histogram: list[int] = field(default_factory=lambda: [0])
-    verified_histogram: list[int] = field(default_factory=lambda: [0])
-    controller: str = "fixed"
-    asked: int = 0
-    asked_copies: int = 0
-    probes: int = 0
-    proposed: int = 0
+    # The seconds that drafts saved over plain decoding, negative if they lost: for each round the
+    # time of as many plain tokens at that depth, less its own. None if the controller knows no
+    # costs, as "fixed" does.
+    saved_s: float | None = None
+    saved_error_s: float = 0.0  # their standard error, by the spread of the target's times
+    controller: str = "fixed"  # the name of the controller
+    asked: int = 0  # the number of rounds in which the drafter was asked for more than copies
+    proposed: int = 0  # the number of proposed tokens; `drafted` of them were verified
+    # The same counts for each of SOURCES that proposed something.
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
+    # Why the drafter was disabled in the last round; None if it was not, or was asked all the same.
+    # A text that it made faster may end so: `state` says what counts.
     reason_off: str | None = None
+    # What the drafter raised, with its traceback; None if it did not fail.
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
+    # How drafts of the drafter are accepted: "exact"; "noise" where the target draws by shared
+    # noise; or "distribution" where the drafter draws its tokens and rejection sampling accepts
+    # them. Copies and forced text are always accepted exactly.
     acceptance: str = "exact"
+    # Why it is "exact" though the request asked for another acceptance; else None.
     why_exact: str | None = None
+    # Why the controller did not ask the drafter's model at first though it was not off; "" where it
+    # asked, or had no reason.
     why_not_asked: str = ""
-    rounds_off: int = 0
-    off_since: int | None = None
 
     def count_round(self, span: Span, n_accepted: int) -> None:
         """Counts who was asked in a round, and the proposed, verified and accepted tokens."""
@@ -134,10 +115,7 @@ class SpeculationStats:
         self.accepted += n_accepted
         if not self.asked and span.decision is not None and not self.why_not_asked:
             self.why_not_asked = span.decision.reason
-        if span.asked_of:
-            self.asked += 1
-            self.asked_copies += span.asked_of == "copies"
-            self.probes += span.is_retry
+        self.asked += span.asked_of == "drafter"
         if n_proposed:
             self.proposed += n_proposed
             source = source_of(span)
@@ -149,27 +127,14 @@ class SpeculationStats:
             counts.drafted += n_drafted
             counts.accepted += n_accepted
         _count_in(self.accepted_histogram, n_accepted)
-        _count_in(self.verified_histogram, n_drafted)
 
-    def note_off(self, reason: str | None, *, is_plain: bool) -> None:
-        """Records after a round or prompt part why the drafter is disabled, or None.
-
-        Args:
-            reason: see reason_off.
-            is_plain: whether the round verified nothing and asked the drafter only for copies, or
-                for a retry.
-        """
-        self.rounds_off += is_plain and self.off_since is not None
-        if reason is None:
-            self.off_since = None
-        elif self.off_since is None:
-            self.off_since = self.rounds
-        self.reason_off = reason
+    def add_saved(self, saved_s: float, error_s: float) -> None:
+        """Adds the seconds that a round saved, and their error."""
+        self.saved_s = (self.saved_s or 0.0) + saved_s
+        self.saved_error_s += error_s
 
     def note_failure(self, reason: str, error: Exception) -> None:
         """Records that the drafter failed and is disabled until the next prompt."""
-        if self.reason_off_error is None:
-            self.off_since = self.rounds
         self.reason_off, self.reason_off_error = reason, error
 
     @property
@@ -177,38 +142,20 @@ class SpeculationStats:
         """The state of the drafter: "none", "used", "idle" or "disabled".
 
         "none": there is no drafter. "disabled": it failed, or it was off as the text ended and had
-        given less than one token for two that were decoded plainly while it was off. "idle": the
-        controller did not disable it, and nothing was verified: see idle_because. "used": a
-        draft was verified, the drafter's own or a copy.
+        given less than one token for two rounds. "idle": the controller did not disable it, and
+        nothing was verified: see idle_because. "used": a draft was verified, the drafter's own or a
+        copy.
         """
         if self.drafter == "none":
             return "none"
-        # A lookup that was asked and found nothing costs next to nothing, on or off; a draft model
-        # of which only copies were asked for was off.
-        is_silent = self.asked > 0 and not (self.proposed or self.asked_copies)
-        # A lookup is so cheap that the controller may ask it in each round after it lost.
-        was_off = self.rounds_off > 0 or self.asked == 0
-        is_off = (
-            self.reason_off is not None
-            and not is_silent
-            and was_off
-            and (not self.drafted or 2 * self.accepted < self.rounds_off)
-        )
-        if self.reason_off_error is not None or is_off:
+        # A lookup that was asked and found nothing costs next to nothing, on or off.
+        is_silent = self.asked > 0 and not self.proposed
+        is_off = self.reason_off is not None and not is_silent
+        if self.reason_off_error is not None or (
+            is_off and 2 * self.accepted < max(self.rounds, 1)
+        ):
             return "disabled"
         return "used" if self.drafted else "idle"
-
-    @property
-    def copies_alone(self) -> str:
-        """A remark that a model's drafts gave nothing beside copies, with the reason; "" if not."""
-        of_model = self.by_source.get("model")
-        if self.state != "used" or not self.asked_copies or (of_model and of_model.accepted):
-            return ""
-        why = f": {self.reason_off}" if self.reason_off else ""
-        return (
-            f"no accepted token is {self.drafter}'s own: only copies were looked up in "
-            f"{self.asked_copies} of {plural(self.asked, 'round')}{why}"
-        )
 
     @property
     def idle_because(self) -> str:
@@ -217,20 +164,12 @@ class SpeculationStats:
             return ""
         if not self.rounds:
             return "it was not asked: the text ended with its first token"
-        if self.why_not_asked and self.asked == self.asked_copies:
-            copies = "no copy was worth verifying" if self.proposed else "no copy was found"
-            who = f"{copies}, and its model" if self.asked else "it"
-            return f"{who} was not asked: {self.why_not_asked}"
+        if self.why_not_asked and not self.asked:
+            return f"it was not asked: {self.why_not_asked}"
         return idle_in_words(self.asked, self.proposed)
-
-    @property
-    def remarks(self) -> str:
-        """`note` and copies_alone; "" without remarks."""
-        return "; ".join(filter(None, (self.note, self.copies_alone)))
 
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
-        self.off_since = other.off_since if self.drafter == "none" else None
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.drafter, self.note = other.drafter, other.note
@@ -242,8 +181,8 @@ class SpeculationStats:
                 self.by_source.setdefault(name, SourceCounts()).add(other.by_source[name])
         for i, n in enumerate(other.accepted_histogram):
             _count_in(self.accepted_histogram, i, n)
-        for i, n in enumerate(other.verified_histogram):
-            _count_in(self.verified_histogram, i, n)
+        if other.saved_s is not None:
+            self.saved_s = (self.saved_s or 0.0) + other.saved_s
         self.reason_off = self.reason_off or other.reason_off
         self.reason_off_error = self.reason_off_error or other.reason_off_error
 
@@ -257,6 +196,11 @@ class SpeculationStats:
         """(accepted + rounds) / rounds; 0 without rounds."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
 
+    @property
+    def saved_in_words(self) -> str:
+        """The seconds saved and their error; "" if they are not known."""
+        return "" if self.saved_s is None else f"{self.saved_s:.2f} ± {self.saved_error_s:.2f} s"
+
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object for JSON."""
         is_disabled = self.state == "disabled"
@@ -265,6 +209,8 @@ class SpeculationStats:
         return {
             "drafter": self.drafter,
             "state": self.state,
+            "saved_s": self.saved_s,
+            "saved_error_s": self.saved_error_s,
             "tokens_per_round": self.tokens_per_round,
             "acceptance_rate": self.acceptance_rate,
             "rounds": self.rounds,
@@ -273,16 +219,12 @@ class SpeculationStats:
             "accepted": self.accepted,
             "by_source": sources_as_dict(self.by_source),
             "reason_off": self.reason_off if is_disabled else None,
-            "disabled_since": self.off_since if is_disabled else None,
-            "note": "; ".join(filter(None, (self.remarks, idle))) or None,
+            "note": "; ".join(filter(None, (self.note, idle))) or None,
             "acceptance": self.acceptance,
             "why_exact": self.why_exact,
             "accepted_histogram": list(self.accepted_histogram),
-            "verified_histogram": list(self.verified_histogram),
             "controller": self.controller,
             "asked": self.asked,
-            "asked_copies": self.asked_copies,
-            "probes": self.probes,
         }
 
 
@@ -293,15 +235,6 @@ def idle_in_words(asked: int, proposed: int) -> str:
     if not proposed:
         return "it proposed nothing"
     return f"none of its {plural(proposed, 'proposed token')} was worth verifying"
-
-
-def since_in_words(rounds: Sequence[int]) -> str:
-    """The rounds after which a drafter was disabled, in words, in one text or several."""
-    first, last = min(rounds), max(rounds)
-    if not last:
-        return "from the beginning"
-    span = f"{first} to {plural(last, 'round')}" if first < last else plural(last, "round")
-    return f"after {span}"
 
 
 def plural(n: int, noun: str) -> str:

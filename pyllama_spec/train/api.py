@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) -> TrainReport:
     """Trains an EAGLE-3 head and writes it as GGUF.
 
-    Text, features, checkpoints and curves are in config.work_dir. A call
-    with the same configuration resumes a run that was interrupted, and gives the same file.
+    Text, features, checkpoints and curves are in config.work_dir. A call with the same
+    configuration resumes a run that was interrupted, and gives the same file.
 
     Args:
         config: the configuration of the run.
@@ -60,28 +60,15 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
 
 
 def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) -> TrainReport:
-    """Trains a DFlash draft and writes it as GGUF.
-
-    Uses the pipeline of train_eagle3(), which documents the folder and the errors. Both can use the
-    same text and features in one work folder.
-
-    Args:
-        config: the configuration of the run.
-        reporter: receives the progress; None for silence.
-    """
+    """Trains a DFlash draft and writes it as GGUF: see train_eagle3(), which can share its text."""
     return _train(config, reporter)
 
 
 def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> TrainReport:
     """Trains the MTP head of a target further, and writes a GGUF of the head alone.
 
-    Uses the pipeline of train_eagle3(), which documents the folder and the errors; both can use the
-    same text in one work folder. `draft=config.out` takes the file. It is written only if it is
-    better than the initial head on held-out text; otherwise report.why_not gives the reason.
-
-    Args:
-        config: the configuration of the run.
-        reporter: receives the progress; None for silence.
+    See train_eagle3(). The file is written only if it is better than the initial head on held-out
+    text; otherwise report.why_not gives the reason.
 
     Raises:
         UnsupportedError: the file has no MTP head, several of them, or one without a graph for
@@ -109,14 +96,10 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
         The result: whether the file was replaced, and the quality of both drafts.
 
     Raises:
-        ModelLoadError: the target, the draft or the store cannot be read.
         ArgumentError: the store has another tokenizer, a setting is out of range, or the output
             cannot be written there.
-        UnsupportedError: the target exposes no layer inputs, or does not generate text.
-        DivergedError: the loss is not finite.
-        TrainError: the draft was made for another target, the store has too few conversations, a
-            package is missing, the disk is full, ...
-        KeyboardInterrupt: after Ctrl-C.
+        TrainError: the draft was made for another target, the store has too few conversations, ...;
+            see also train_eagle3().
     """
     if config.use is None:
         raise ArgumentError("use", None, "the store to learn from")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,9 +11,6 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 from pyllama_spec.options import option, options_of, with_default
 
-# Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
-# occur again.
-N_NGRAMS = 800_000
 # The likeliest next tokens to keep of each distribution of the target.
 N_TOP = 32
 # More than any model has.
@@ -58,13 +54,8 @@ class CorpusConfig:
         64, low=1, cli="--parallel", metavar="N", help="sequences generated in parallel"
     )
     n_candidates: int = option(64, low=N_TOP)
-    greedy_share: float = option(
-        0.75, low=0, high=1, cli="--greedy-share", metavar="SHARE",
-        help="share of answers at temperature 0",
-    )
-    temperature: float = option(
-        0.8, low=0, cli="--temperature", metavar="T", help="temperature of the other answers"
-    )
+    greedy_share: float = option(0.75, low=0, high=1)
+    temperature: float = option(0.8, low=0)
     user_temperature: float = option(1.0, low=0)
     prompt_seed_share: float = option(0.75, low=0, high=1)
     min_user: int = option(2, low=1)
@@ -120,7 +111,6 @@ class HeadSettings:
 
     Attributes:
         target_layers: the layer inputs that it reads; "input of layer k", as in docs/eagle3.md.
-        n_head, n_head_kv: attention heads.
         n_ff: width of the feed-forward block.
         n_draft_vocab: the number of the target's tokens that it can draft.
     """
@@ -132,13 +122,7 @@ class HeadSettings:
     )
     n_draft_vocab: int | None = option(
         None, low=1, cli="--draft-vocab", metavar="N",
-        help="size of the draft's vocabulary [as many as pay]",
-    )
-    n_head: int | None = option(
-        None, low=1, cli="--n-head", help="attention heads [the target's]"
-    )
-    n_head_kv: int | None = option(
-        None, low=1, cli="--n-head-kv", help="key/value heads [as many]"
+        help="size of the draft's vocabulary [97%% of the text]",
     )
     n_ff: int | None = option(
         None, low=1, cli="--n-ff", help="width of its feed-forward block [the target's]"
@@ -159,14 +143,8 @@ class FitSettings:
 
     Attributes:
         epochs: passes over the corpus.
-        missed_share: the share of drafts, drawn anew in each batch, that continue to learn after a
-            wrong pick, where decoding would reject the rest.
-        copied_share: the share of drafts that begin where decoding would copy, drawn in the same
-            way; None for the kind's default.
-        train_output: whether to train the output matrix too; otherwise it stays the target's.
         batch_tokens: tokens of a batch, prompts included.
         lr: peak learning rate of AdamW.
-        weight_decay: the weight decay of matrices.
         warmup: the share of all steps with a rising rate.
         clip: the largest gradient norm.
         precision: "bf16" computes products in bfloat16 and keeps weights and sums in float32;
@@ -180,26 +158,11 @@ class FitSettings:
 
     # fmt: off
     epochs: float = option(2.6, low=0, cli="--epochs", help="passes over the text")
-    missed_share: float = option(
-        0.2, low=0, high=1, cli="--missed-share", metavar="SHARE",
-        help="share of drafts trained beyond their first wrong token",
-    )
-    copied_share: float | None = option(
-        None, low=0, high=1, cli="--copied-share", metavar="SHARE",
-        help="share of drafts trained where decoding would copy [0.1]",
-    )
-    train_output: bool = option(
-        False, cli="--train-output",
-        help="train the output matrix too, for much more text, on a GPU",
-    )
     batch_tokens: int = option(
         512, low=1, cli="--batch-tokens", metavar="N",
         help="tokens of a batch, prompts included",
     )
     lr: float = option(5e-4, low=0, cli="--lr", help="peak learning rate")
-    weight_decay: float = option(
-        0.01, low=0, cli="--weight-decay", help="weight decay of matrices"
-    )
     warmup: float = option(0.04, low=0, high=1)
     clip: float = option(1.0, low=0)
     precision: str = option(
@@ -209,17 +172,14 @@ class FitSettings:
     held_out: float = option(0.03, low=0, high=1)
     max_held_out: int = option(16_384, low=1)
     n_evals: int = option(16, low=1)
-    patience: int = option(
-        6, low=1, cli="--patience", metavar="N",
-        help="measurements without progress before training stops",
-    )
+    patience: int = option(6, low=1)
     seed: int = option(1, low=0)
     # fmt: on
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("epochs", "lr", "clip", "step_decay", "anchor_share"):
-            if getattr(self, name, 1) == 0:
+        for name in ("epochs", "lr", "clip"):
+            if getattr(self, name) == 0:
                 raise ArgumentError(name, 0, "a number above 0")
         for name in ("warmup", "held_out"):
             if getattr(self, name) == 1:
@@ -243,15 +203,11 @@ class RunConfig:
         work: the folder of text, features and checkpoints; None for the output's name with
             ".train".
         init: a draft whose weights, shape and vocabulary to start from; None for a new one.
-        max_disk_bytes: the maximum size of features on disk; others are recomputed in every epoch.
         export_type: the type of the matrices in the file.
         n_threads: the CPU threads; None for the machine's cores.
         n_gpu_layers, devices: the target's layers on devices, and the devices; None for all.
         device: "cpu" or "cuda" for the head; None for a GPU if PyTorch finds one.
         checkpoint_s: seconds between checkpoints.
-        restart: trains again from step 0, with the existing text.
-        n_ngrams: the most contexts of the n-gram table in the draft's file, 9 bytes each; 0 for no
-            table, as stock llama.cpp requires. None for 800,000.
         use: the source of train_from_use(), which replaces the target's own text.
     """
 
@@ -270,7 +226,6 @@ class RunConfig:
         None, cli="--init", metavar="DRAFT.gguf", group="draft",
         help="start with this draft's weights, to train on more text or for a fine-tuned target",
     )
-    max_disk_bytes: float = option(12_000_000_000, low=0)
     export_type: str = option(
         "f16", choices=KINDS, cli="--type", cli_default=None, group="draft",
         help="type of the matrices in the file [f16; with --from-use the draft's]",
@@ -283,14 +238,6 @@ class RunConfig:
         help="device to train on [a GPU if there is one]",
     )
     checkpoint_s: float = option(120.0, low=0)
-    restart: bool = option(
-        False, cli="--restart", group="run",
-        help="train from the beginning, with the same text",
-    )
-    n_ngrams: int | None = option(
-        None, low=0, cli="--ngrams", metavar="N", group="ngrams",
-        help="contexts of the n-gram table in the file; 0 for stock llama.cpp [800000]",
-    )
     use: UseConfig | None = None
     # fmt: on
 
@@ -302,12 +249,8 @@ class RunConfig:
                 problem=f"a run that continues {begun_with.name} has its shape",
                 remedy="omit the options of the head (target layers, sizes, plain)",
             )  # fmt: skip
-        if self.use is not None and (self.work is not None or self.restart):
-            raise ArgumentError(
-                "work", problem="and `restart` are not for a run from use, which has no work "
-                "folder",
-                remedy="omit both",
-            )  # fmt: skip
+        if self.use is not None and self.work is not None:
+            raise ArgumentError("work", problem="is not for a run from use", remedy="omit it")
         n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
         if self.use is None and n_ctx <= min_answer:
             raise ArgumentError(
@@ -332,8 +275,7 @@ class HeadConfig(HeadSettings):
 
     Attributes:
         plain: without the norms of EAGLE-3.1 (arXiv 2605.09992); with three target layers, stock
-            llama.cpp loads the head too. It copies nothing and reads no n-gram table: the defaults
-            of copied_share and n_ngrams are 1 and 0.
+            llama.cpp loads the head too.
     """
 
     plain: bool = option(
@@ -346,22 +288,13 @@ class HeadConfig(HeadSettings):
 class FitConfig(FitSettings):
     """The options of fitting an EAGLE-3 head; see FitSettings.
 
-    The default copied_share is 0.1, and 1 for a plain head.
-
     Attributes:
-        step_decay: the loss at depth s has the weight step_decay ** s.
         n_steps: the depth of the training-time test: how often the head's own row is fed back.
     """
 
-    # fmt: off
-    step_decay: float = option(
-        0.8, low=0, high=1, cli="--step-decay", metavar="D",
-        help="loss weight of a depth relative to the one before",
-    )
     n_steps: int = option(
         4, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
     )
-    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,9 +314,6 @@ class DFlashHeadConfig(HeadSettings):
     Attributes:
         n_layer: draft layers.
         block_size: slots of a block, the slot of the known token (the anchor) included.
-        markov_rank: the rank of the matrix that adds logits for followers of the previous token
-            (DSpark, arXiv 2607.05147); 0 for none. With it the anchor's slot drafts too, so that a
-            block of n slots drafts n tokens instead of n - 1.
     """
 
     # fmt: off
@@ -392,37 +322,14 @@ class DFlashHeadConfig(HeadSettings):
         4, low=2, high=_MAX_BLOCK, cli="--block", metavar="N",
         help="slots of a block, the known token's included",
     )
-    markov_rank: int = option(
-        64, low=0, cli="--markov", metavar="RANK",
-        help="rank of the Markov head, which reads the token before; 0: none",
-    )
     # fmt: on
-
-    @property
-    def n_steps(self) -> int:
-        """The number of tokens that a block drafts."""
-        return self.block_size if self.markov_rank else self.block_size - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DFlashFitConfig(FitSettings):
-    """The options of fitting a DFlash draft; see FitSettings.
+    """The options of fitting a DFlash draft: twice the rate of a head with a better start."""
 
-    A missed_share of 0, the default here, cuts the loss at the draft's first wrong pick (Spec-AUF,
-    arXiv 2607.01893). The default copied_share is 0.1, and the learning rate is twice that of a
-    head with a better start. A depth counts by its part of the expected number of accepted tokens
-    (D-PACE, arXiv 2605.18810).
-
-    Attributes:
-        anchor_share: the share of positions at which a block begins, drawn anew in each batch.
-    """
-
-    missed_share: float = with_default(FitSettings, "missed_share", 0.0)
     lr: float = with_default(FitSettings, "lr", 1e-3)
-    anchor_share: float = option(
-        0.5, low=0, high=1, cli="--anchor-share", metavar="SHARE",
-        help="share of positions at which training starts a block",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,19 +350,12 @@ class DFlashTrainConfig(RunConfig):
 class MtpFitConfig(FitConfig):
     """The options of fitting an MTP head; see FitConfig.
 
-    copied_share is 0.1 by default. The learning rate is lower than that of a new draft, since the
-    head is trained already. The output matrix is the target's, and is not trained.
+    The learning rate is lower than that of a new draft, since the head is trained already. The
+    output matrix is the target's, and is not trained.
     """
 
     lr: float = with_default(FitSettings, "lr", 2e-4)
     n_steps: int = with_default(FitConfig, "n_steps", 3)
-
-    def __post_init__(self) -> None:
-        FitConfig.__post_init__(self)
-        if self.train_output:
-            raise ArgumentError(
-                "train_output", True, remedy="omit it: an MTP head uses its target's output matrix"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +363,7 @@ class MtpTrainConfig(RunConfig):
     """A whole run: from a target's GGUF with an MTP head to the file of a trained one.
 
     See RunConfig. `init` names the file of an earlier run whose head to train; without it, the
-    target's head is trained. The head's shape is fixed, and the file gets no n-gram table.
+    target's head is trained. The head's shape is fixed.
     """
 
     kind: ClassVar[str] = "mtp"
@@ -472,35 +372,11 @@ class MtpTrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
-        for name, usual in (("head", HeadSettings()), ("n_ngrams", None)):
-            if getattr(self, name) != usual:
-                raise ArgumentError(name, problem="does not apply to an MTP head", remedy="omit it")
+        if self.head != HeadSettings():
+            raise ArgumentError("head", problem="does not apply to an MTP head", remedy="omit it")
 
     @property
     def begun_with(self) -> Path:
         """The file of the initial head; for a run from use its output, if that exists."""
         is_there = self.use is not None and self.out.exists()
         return self.init or (self.out if is_there else self.target)
-
-
-def command(config: RunConfig) -> str:
-    """The command line of a run, with file names without folders."""
-    words = ["pyllama-spec", "train", config.kind, "-m", config.target.name]
-    words += ["-o", config.out.name]
-    if config.use is not None:
-        words += ["--from-use", config.use.store.name]
-        if config.use.n_tokens != UseConfig(config.use.store).n_tokens:
-            words += ["--tokens", str(config.use.n_tokens)]
-    for part in (config, config.corpus, config.head, config.fit):
-        for one in options_of(type(part)).values():
-            value = getattr(part, one.name)
-            # Where and when it runs decides nothing about a draft.
-            if one.cli and one.group != "run" and value != one.default:
-                words += [one.cli] if one.kind == "bool" else [one.cli, _word(value)]
-    return shlex.join(words)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, Path):
-        return value.name
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -55,7 +55,7 @@ def writing(path: Path, *, keeps: bool = True) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, None):
             kept = "What was made so far is kept" if keeps else "The draft is as it was"
             raise TrainError(
-                f"the disk is full: {path} cannot be written. {kept}; free some space, or give a "
-                "smaller --max-disk, and run the same command again"
+                f"the disk is full: {path} cannot be written. {kept}; free some space, or give "
+                "another --work folder, and run the same command again"
             ) from None
         raise TrainError(f"cannot write {path}: {error}") from None

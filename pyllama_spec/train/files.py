@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -85,25 +82,13 @@ def hash_file(path: Path) -> str:
 
 
 def keep_old(path: Path) -> Path | None:
-    """Copies a file to a free name, under which it survives a replacement."""
+    """Copies a file to its name with ".bak", under which it survives a replacement."""
     if not path.exists():
         return None
-    names = (f"{path.name}.bak{'' if i == 1 else i}" for i in itertools.count(1))
-    kept = next(name for name in map(path.with_name, names) if not os.path.lexists(name))
+    kept = path.with_name(f"{path.name}.bak")
     with writing(kept, keeps=False), whole_file(kept) as part:
         shutil.copy2(path, part)
     return kept
-
-
-def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array in an unnamed file on disk, which disappears with the array or the process."""
-    n_bytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
-    with writing(folder, keeps=False), tempfile.TemporaryFile(dir=folder) as file:
-        if hasattr(os, "posix_fallocate"):  # otherwise a full disk ends the process at the write
-            os.posix_fallocate(file.fileno(), 0, n_bytes)
-        else:
-            file.truncate(n_bytes)
-        return np.memmap(file, dtype, "r+", 0, shape)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TextIO
@@ -15,14 +15,8 @@ from pyllama_spec.terminal import ProgressBar, fitted
 
 # Seconds between two states of the bar, and between two lines of a file that say the same.
 _BAR_EVERY_S, _LINE_EVERY_S = 0.2, 60.0
-# The share of a stage, or the seconds of it, from which on the time left is told.
-_SURE, _FIRST_GUESS_S = 0.005, 30.0
-_NEARLY = 0.999
-# The share of a run's text after which the whole run's time is estimated.
-_KNOWN = 0.02
-# Training over text, in time: 22 to 47.5 minutes without AVX-512, 42 to 34 with it. A larger target
-# writes more slowly, while the head grows less.
-_LEAST_TRAINING, _MOST_TRAINING, _EPOCHS = 0.4, 1.3, 2.6
+# The share of a stage from which on the time left is told.
+_SURE = 0.005
 
 
 class Reporter:
@@ -33,36 +27,6 @@ class Reporter:
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
         """Reports a stage's progress, 0.0 .. 1.0, with its current figures."""
-
-
-def time_of_run(epochs: float, reporter: Reporter) -> Callable[[float], None]:
-    """Prints the time of text and training once, when the pace of the text is known.
-
-    The function that it returns takes the done part of the text, 0.0 .. 1.0.
-    """
-    begun_s, begun, is_reported = monotonic(), -1.0, False
-
-    def note(fraction: float) -> None:
-        nonlocal begun_s, begun, is_reported
-        if begun < 0:
-            begun_s, begun = monotonic(), fraction
-        if is_reported or fraction - begun < _KNOWN:
-            return
-        is_reported = True
-        all_s = (monotonic() - begun_s) / (fraction - begun)
-        least, most = (
-            epochs / _EPOCHS * share * all_s for share in (_LEAST_TRAINING, _MOST_TRAINING)
-        )
-        reporter.line(
-            f"the text takes about {_minutes(all_s * (1 - fraction))} more here, and the training "
-            f"after it {_minutes(least)} to {_minutes(most)}, as in other runs"
-        )
-
-    return note
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else "1 min"
 
 
 class TerminalReporter(Reporter):
@@ -89,8 +53,7 @@ class TerminalReporter(Reporter):
         """Draws the bar; without a terminal, prints a line a minute."""
         now = monotonic()
         if stage != self._stage:
-            if self._stage:
-                self._bar.clear()
+            self._bar.clear()
             self._stage, self._started, self._from, self._most = stage, now, fraction, fraction
             self._bar = ProgressBar(stage, self._bar_stream)
             # A bar is there at once; stages of seconds leave no line in a file.
@@ -99,21 +62,13 @@ class TerminalReporter(Reporter):
         self._most = fraction = max(self._most, fraction)
         if now - self._shown_at < (_BAR_EVERY_S if self._has_bar else _LINE_EVERY_S):
             return
-        self._shown_at = now
-        left = self._left(now, fraction)
+        self._shown_at, done = now, fraction - self._from
+        left = (now - self._started) * (1 - fraction) / done if done >= _SURE else 0.0
+        said = f", {left / 60:.0f} min left" if left >= 60 else ""
         if self._has_bar:
-            self._bar.draw(fraction, note, left)
+            self._bar.draw(fraction, note, said)
         else:
-            self.line(f"{stage}: {100 * fraction:3.0f}% {note}{left}")
-
-    def _left(self, now: float, fraction: float) -> str:
-        done = fraction - self._from
-        # The first sequences are short or slow by chance; half a minute is worth a first guess.
-        is_nearly = fraction >= _NEARLY  # the remaining work cannot be counted
-        if is_nearly or done <= 0 or (done < _SURE and now - self._started < _FIRST_GUESS_S):
-            return ""
-        seconds = (now - self._started) * (1 - fraction) / done
-        return f", {seconds / 60:.0f} min left" if seconds >= 60 else f", {seconds:.0f} s left"
+            self.line(f"{stage}: {100 * fraction:3.0f}% {note}{said}")
 
 
 @contextmanager

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pyllama_spec.bench import table, to_json
+from pyllama_spec.bench import to_json
 from pyllama_spec.bench.figures import (
-    Fork,
     Pair,
     acceptance_by_depth,
     compare,
@@ -93,45 +91,26 @@ def test_a_fork_is_the_first_difference() -> None:
     assert same.is_same
     assert find_fork([same, same]) is None
     shorter = Pair(same.plain, made_up_run([(2, 1)], 1.0))
-    assert find_fork([same, shorter]) == Fork(1, 3, 3, None)
+    assert find_fork([same, shorter]) == 3
     other = Pair(same.plain, made_up_run([(4, 3)], 1.0, first=7))
-    assert find_fork([other]) == Fork(0, 0, 0, 7)
-
-
-@pytest.mark.parametrize(("cpu_s", "is_busy"), [(0.0, False), (1.9, False), (1.0, True)])
-@pytest.mark.parametrize("has_rounds", [False, True])
-def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) -> None:
-    """The note includes the speed-up by CPU time, if it is known."""
-    of_rounds = [0.5 * cpu_s, 0.4 * cpu_s] if has_rounds else [0.0, 0.0]
-    runs = [
-        made_up_run([(0, 0)] * 9, 0.5, cpu_s=cpu_s, rounds_cpu_s=one)  # a second, of two threads
-        for one in of_rounds
-    ]
-    result = made_up_result([one_prompt(Pair(*runs), Pair(*runs))])
-    said = [note for note in notes(result) if "busy" in note]
-    assert bool(said) == is_busy
-    is_told = is_busy and has_rounds
-    assert any("see the speed-up by processor time" in note for note in said) == is_told
-    assert ("as the machine was busy: speed-up 1.25" in table(result)) == is_told
-    several = table(replace(result, others=(result,)))
-    assert ("by processor time\n" in several) == is_told
+    assert find_fork([other]) == 0
 
 
 def test_what_became_of_the_drafter_is_said() -> None:
     """Disabled, idle or used, with the texts in which it was; "disabled" in one repeat wins."""
     off: dict[str, Any] = {"reason_off_error": ValueError(), "reason_off": "it does not pay"}
     runs = [
-        made_up_run([(1, 1)] * 6, 1.0, drafter="d", off_since=2, **off),
-        made_up_run([(1, 1)] * 6, 1.0, drafter="d", off_since=4, **off),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", **off),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", **off),
         made_up_run([(1, 1)] * 6, 1.0, drafter="d", asked=6, proposed=6),
         made_up_run([(0, 0)] * 12, 1.0, drafter="d", asked=6),
-        made_up_run([(1, 1)] * 6, 1.0, drafter="d", asked=6, asked_copies=6),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", asked=6),
     ]
     plain = made_up_run([(0, 0)] * 12, 2.0)
     prompts = [one_prompt(Pair(plain, run), name=f"p{i}") for i, run in enumerate(runs)]
     result = made_up_result(prompts)
     said = [note for note in notes(result) if "drafter" in note]
-    assert [note.partition("(")[2].partition(")")[0] for note in said] == ["p0, p1", "p3", "p4"]
+    assert [note.partition("(")[2].partition(")")[0] for note in said] == ["p0, p1", "p3"]
     assert "it does not pay" in said[0]
     states = [line["state"] for line in to_json(result)["prompts"]]
     assert states == ["disabled", "disabled", "used", "idle", "used"]

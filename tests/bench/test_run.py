@@ -12,8 +12,7 @@ import pytest
 
 from pyllama_spec import Llama, bench
 from pyllama_spec.bench.sides import Run, Side, open_sides
-from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import LookupFirst, Suffix
+from pyllama_spec.drafters import Suffix
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, ContextFullError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -86,17 +85,6 @@ def test_the_sides_are_what_llama_opens(tmp_path: Path) -> None:
     assert model.is_closed
 
 
-@pytest.mark.parametrize(("lookup", "min_ngram"), [(None, 5), (3, 3), (0, None)])
-def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, min_ngram: int | None) -> None:
-    target, draft = model_path("llama"), model_path("eagle3", output_scale=0.1)
-    config = tiny_config(tmp_path, model_path=target, draft=draft, lookup=lookup, repeats=1)
-    assert bench.to_json(bench.run(config))["settings"]["lookup"] == lookup
-    plain, (spec,) = open_sides(Model(target), config, 256)
-    with plain, spec:
-        drafter = spec.runtime.round.drafter._drafter
-        assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == min_ngram
-
-
 def test_no_run_copies_from_another_one(tmp_path: Path) -> None:
     """A second repeat does not copy the text of the first."""
     result = bench.run(tiny_config(tmp_path, draft="suffix", repeats=3))
@@ -132,26 +120,17 @@ def test_every_run_pays_its_prompt_and_the_order_changes(
     assert progress[-1] == 1.0
 
 
-def test_a_fork_is_shown_with_plain_decodings_gap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Side.run
 
-    def forking(self: Side, prompt: Sequence[int], n_tokens: int, observe: Any = None) -> Run:
-        got = run(self, prompt, n_tokens, observe)
-        if self.name == "none":
-            return got
+    def forking(self: Side, prompt: Sequence[int], n_tokens: int) -> Run:
+        got = run(self, prompt, n_tokens)
         wrong = (*got.tokens[:7], got.tokens[7] + 1, *got.tokens[8:])
-        return replace(got, tokens=wrong)
+        return got if self.name == "none" else replace(got, tokens=wrong)
 
     monkeypatch.setattr(Side, "run", forking)
     result = bench.run(tiny_config(tmp_path, model_path=model_path("perm")))
-    fork = result.prompts[1].fork
-    assert fork is not None
-    assert (fork.repeat, fork.position) == (0, 7)
-    assert fork.plain_token == result.prompts[1].pairs[0].plain.tokens[7]
-    # PERM's choice has a logit of 16, everything else 0.
-    assert fork.top2_gap == pytest.approx(16.0, rel=1e-3)
+    assert result.prompts[1].fork == 7
     assert bench.to_json(result)["summary"]["same_text"] is False
 
 
@@ -176,8 +155,7 @@ def test_the_report_has_the_texts_the_machine_and_the_files(result: bench.BenchR
     for prompt in report["prompts"]:
         assert prompt["same_text"] is True and prompt["fork"] is None
         assert prompt["speedup"] == pytest.approx(prompt["spec_tps"] / prompt["plain_tps"])
-        assert 0 <= prompt["probes"] <= prompt["asked"] <= prompt["rounds"]
-        assert 0 < prompt["accepted"] <= prompt["drafted"] <= prompt["proposed"]
+        assert 0 < prompt["accepted"] <= prompt["drafted"]
     assert set(report["categories"]) == {"a", "b"}
     assert report["machine"]["cpu_model"] and report["versions"]["engine"]
     assert len(report["files"]["target"]["sha256"]) == 64
@@ -207,12 +185,3 @@ def test_each_draft_has_figures_of_its_own(tmp_path: Path) -> None:
     assert plain[0] == plain[1] == plain[2], "one plain run serves all"
     assert all(one["summary"]["same_text"] for one in (chain, block, nothing))
     assert "others" not in block
-
-
-def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
-    args = ["bench", "-m", str(model_path("llama")), "-d", "prompt-lookup", "-d", "none", "-n", "4"]
-    args += ["--prompts", str(write_prompts(tmp_path)), "--repeat", "1", "--json", str(out)]
-    assert main(args) == 0
-    assert capsys.readouterr().out.count("tokens per second of decoding") == 2
-    assert "-d prompt-lookup -d none" in json.loads(out.read_text())["command"]

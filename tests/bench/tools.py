@@ -48,12 +48,11 @@ def made_up_run(
     timing = {name: options.pop(name) for name in ("draft_s", "verify_s") if name in options}
     own = {f.name for f in fields(Run)} & set(options)
     values = {"is_stopped": False, **{name: options.pop(name) for name in own}}
-    longest = max((drafted for drafted, _ in rounds), default=0)
     counted = [[one[i] for one in rounds] for i in (0, 1)]
-    histograms = [[of.count(k) for k in range(longest + 1)] for of in counted]
+    histogram = [counted[1].count(k) for k in range(max(counted[1], default=0) + 1)]
     stats = SpeculationStats(
         rounds=len(rounds), drafted=sum(counted[0]), accepted=sum(counted[1]),
-        verified_histogram=histograms[0], accepted_histogram=histograms[1], **options,
+        accepted_histogram=histogram, **options,
     )  # fmt: skip
     return Run(
         tokens=tuple(range(first, first + n)), rounds=tuple(rounds), stats=stats,

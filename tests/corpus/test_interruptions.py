@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.engine import Model
-from pyllama_spec.train.corpus.build import corpus_identity
 from pyllama_spec.train.corpus.features import FeatureSource
-from pyllama_spec.train.corpus.store import CorpusStore
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,
     config,
     feature_store,
     make,
-    no_live_features,
     tokens,
 )
 
@@ -56,12 +53,7 @@ def test_an_interrupted_corpus_goes_on_to_the_same_text(
     assert n_runs > 1
     assert tokens(parts) == tokens(whole)
     assert parts.sha256 == whole.sha256
-    sources = [
-        FeatureSource(
-            c, CorpusStore(tmp_path / n, corpus_identity(settings, "target")), s, no_live_features
-        )
-        for c, n, s in ((whole, "whole", whole_store), (parts, "parts", store))
-    ]
+    sources = [FeatureSource(whole, whole_store), FeatureSource(parts, store)]
     for i in range(len(whole.sequences)):
         a, b = (source.get(i) for source in sources)
         assert (a.rows == b.rows).all()

@@ -19,13 +19,13 @@ from pyllama_spec.train import CheckpointError, TrainError
 from pyllama_spec.train.corpus.build import corpus_identity
 from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.generate import draw, top_k_of
-from pyllama_spec.train.corpus.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
+from pyllama_spec.train.corpus.quality import distinct_ratio, ends_in_loop, is_repetitive
 from pyllama_spec.train.corpus.store import CorpusStore
 from pyllama_spec.train.corpus.tasks import (
     draw_prompt_seed,
     file_prompts,
-    has_template,
     is_whole,
+    make_source,
     own_prompts,
     read_prompt_seeds,
     read_prompts,
@@ -179,9 +179,11 @@ def test_a_template_that_hides_the_users_text_asks_for_prompts() -> None:
     template = "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"
     with (
         Model(model_path("llama", chat_template=template)) as hidden,
-        pytest.raises(UnsupportedError, match="--prompts"),
+        Model(model_path("llama", chat_template=None)) as base,
     ):
-        own_prompts(hidden, config(None))
+        for model in (hidden, base):
+            with pytest.raises(UnsupportedError, match="--prompts"):
+                make_source(model, config(None))
 
 
 # --- the corpus
@@ -249,7 +251,6 @@ def test_a_corpus_of_other_settings_is_refused(
     ("template", "changes", "reason"),
     [
         ({}, {"user_temperature": 0.0, "max_user": 3}, "prompt seen: 25"),
-        ({"chat_template": None}, {"user_temperature": 0.0}, "answer seen: 2"),
     ],
 )
 def test_a_target_that_says_nothing_new_comes_to_an_end(
@@ -280,34 +281,11 @@ def test_a_full_disk_keeps_what_was_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", full)
-        with pytest.raises(TrainError, match=r"disk is full.*--max-disk"):
+        with pytest.raises(TrainError, match=r"disk is full.*--work"):
             make(writer, tmp_path / "c", config(prompts, n_tokens=400))
     assert not list(tmp_path.rglob("*.part"))
     again = make(writer, tmp_path / "c", config(prompts, n_tokens=400))
     assert tokens(again)[: len(few.sequences)] == tokens(few)
-
-
-# --- a model without a chat template
-
-
-def test_a_base_model_writes_documents(tmp_path: Path) -> None:
-    """A base model never saw ChatML: with it, the text would be nonsense."""
-    path = model_path("llama", suppress_special=False, output_scale=3.0, chat_template=None)
-    settings = config(None, n_tokens=600, max_user=2)
-    with Model(path) as base:
-        assert not has_template(base)
-        corpus = make(base, tmp_path / "c", settings)
-        openings = set()
-        for sequence in corpus.sequences:
-            n = int(np.argmax(sequence.mask))
-            assert sequence.tokens[0] == base.vocab.bos
-            assert 1 + 4 <= n <= 1 + 24
-            openings.add(tuple(sequence.tokens[:n].tolist()))
-            text = base.vocab.detokenize(sequence.tokens.tolist(), special=True)
-            assert b"<|im_start|>assistant" not in text
-        assert len(openings) == len(corpus.sequences) > 4
-        assert any(s.is_greedy for s in corpus.sequences)
-        assert tokens(make(base, tmp_path / "again", settings)) == tokens(corpus)
 
 
 def test_a_user_turn_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
@@ -336,28 +314,3 @@ def test_a_target_that_writes_nothing_of_use_says_so(
         pytest.raises(TrainError, match=r"none of the first 256.*user turn: 256.*--prompts"),
     ):
         make(endless, tmp_path / "c", config(None, n_parallel=16, **changes))
-
-
-def test_near_equal_answers_are_seen_again() -> None:
-    seen, rng = Seen(), np.random.default_rng(3)
-    prompt, answer = [1, 2, 3], rng.integers(0, 300, 120).tolist()
-    seen.note(prompt, answer)
-    changed = [*answer[:60], 9999, *answer[61:]]
-    assert seen.has_prompt([1, 2, 3])
-    assert not seen.has_prompt([1, 2, 4])
-    assert seen.has_answer_like(answer)
-    assert seen.has_answer_like(changed)
-    assert not seen.has_answer_like(rng.integers(0, 300, 120).tolist())
-    assert not seen.has_answer_like([5, 6, 7])
-
-
-def test_a_prompt_seed_that_leaves_no_room_is_left_out(writer: Model) -> None:
-    settings = config(None, prompt_seed_share=1.0)
-    source = own_prompts(writer, settings)
-    tasks = [source.task(i) for i in range(300)]
-    lengths = [len(task.prompt) for task in tasks if task is not None]
-    assert min(lengths) == len(source.shared) + 1, "some are as long as the context"
-    assert max(lengths) > 30
-    for task in filter(None, tasks):
-        room = settings.n_ctx - len(task.prompt) - settings.min_answer
-        assert room >= (settings.min_user + len(source.after_user) if task.writes_user else 0)

@@ -12,7 +12,7 @@ import numpy as np
 from pyllama_spec.engine import Model
 from pyllama_spec.train import CorpusConfig
 from pyllama_spec.train.corpus.build import build_corpus, corpus_identity
-from pyllama_spec.train.corpus.features import FeatureStore, LiveFeatures
+from pyllama_spec.train.corpus.features import FeatureStore
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
 from tests.models import model_path
 
@@ -58,12 +58,7 @@ def tokens(corpus: Corpus) -> list[list[int]]:
     return [sequence.tokens.tolist() for sequence in corpus.sequences]
 
 
-def feature_store(folder: Path, settings: CorpusConfig, max_bytes: float = 1e9) -> FeatureStore:
+def feature_store(folder: Path, settings: CorpusConfig) -> FeatureStore:
     """A store of what LAYERS say."""
     identity = {**corpus_identity(settings, "target"), "layers": list(LAYERS)}
-    return FeatureStore(folder, identity, TOKEN_BYTES, max_bytes)
-
-
-def no_live_features() -> LiveFeatures:
-    """For sources that must not compute any."""
-    raise AssertionError("all features are on disk")
+    return FeatureStore(folder, identity)

@@ -1,4 +1,4 @@
-"""Copies beside a draft model: likely ones only, from the text itself and no other."""
+"""Copies beside a draft model: likely ones only, from the text itself and the user's others."""
 
 from __future__ import annotations
 
@@ -83,24 +83,26 @@ def test_lengths_that_an_index_does_not_know_are_prompt_lookups(match_length: in
     assert behind(drafter, [*same, 80, 81, 50, *same[1:]], 2) == [MODEL]
 
 
+@pytest.mark.parametrize("remembers", [True, False])
 @pytest.mark.parametrize("match_length", [3, 5, 24])
-def test_nothing_of_another_request_is_copied(match_length: int) -> None:
-    drafter = LookupFirst(Model(), match_length)
+def test_an_earlier_request_of_the_user_is_copied(match_length: int, remembers: bool) -> None:
+    drafter = LookupFirst(Model(), match_length, remembers=remembers)
     said = list(range(100, 160))
     behind(drafter, said)
     drafter.end_request(0)
-    for seq in (0, 1):
-        drafter.begin_request(seq, remember=True, user="")
+    for seq, user in enumerate(("", "", "another")):
+        drafter.begin_request(seq, remember=True, user=user)
         drafter.truncate(seq, 0)
         drafter.commit([Committed(seq, said[:40], 0)])
         [draft] = drafter.propose([DraftRequest(seq, said[:40], 4)])
-        assert list(draft.ids) == [MODEL]
+        assert list(draft.ids) == (said[40:44] if remembers and not user else [MODEL])
+        assert draft.is_remembered == (draft.ids[0] != MODEL)
 
 
 @pytest.mark.parametrize("match_length", [1, 2, 25, 1000])
 def test_a_store_is_not_looked_up_by_what_no_index_has(tmp_path: Path, match_length: int) -> None:
     with pytest.raises(ArgumentError):
-        copies_beside(8, match_length, tmp_path / "new")
+        copies_beside(8, match_length, True, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

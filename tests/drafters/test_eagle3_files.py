@@ -65,9 +65,6 @@ BROKEN: dict[str, tuple[dict[str, Any], Change]] = {
     "ngram.p of floats": ({}, _table(p=np.ones(2, np.float32))),
     "ngram.ids of a matrix": ({}, _table(ids=np.ones((2, 2), np.int32))),
     "ngram.p of another length": ({}, _table(p=np.ones(3, np.int8))),
-    "head.gguf: ngram.ids of another vocabulary": (
-        {}, _table(ids=np.array([5, 320], np.int32)),
-    ),
     "attn_sinks is unknown": ({}, _ones("blk.0.attn_sinks.weight", 4)),
     "blk.1.attn_norm of a layer too many": ({}, _ones("blk.1.attn_norm.weight", 64)),
     "eagle3.fc_norm beside norm_before_fc": (

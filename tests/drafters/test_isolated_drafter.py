@@ -144,13 +144,12 @@ def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
     class Wide(Drafter):
         def propose_one(self, request: DraftRequest) -> Draft:
             p = np.array([0.5, 1.0, 0.25, 0.125], np.float32)
-            return Draft(np.array([5, 6, 400, 7]), p, [[(5, 0.4)]] * 4)  # type: ignore[arg-type]
+            return Draft(np.array([5, 6, 400, 7]), p)  # type: ignore[arg-type]
 
     for n, kept in ((4, 2), (2, 2), (1, 1)):
         draft = isolated(Wide()).propose(requests(n, 1))[0]
         assert list(draft.ids) == [5, 6][:kept]
         assert draft.probabilities == [0.5, 1.0][:kept]
-        assert draft.candidates == [[(5, 0.4)]] * kept
 
 
 NO_DRAFTS: list[Any] = [

@@ -109,7 +109,7 @@ def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
     """The logits of ids with a slot are equal, turned on, off and with other ids."""
     with drafting(kind, n_seqs) as (draft, context, target):
         whole, chosen = said(draft, context, n_seqs)
-        ids = reduced_output(context, N_SLOTS, target, lambda _: None)
+        ids = reduced_output(context, N_SLOTS, target)
         assert ids is not None
         # With them a chain goes on as it did.
         always = [id_ for row in chosen for id_, _ in row]
@@ -138,7 +138,7 @@ def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
 def test_what_has_no_slot_is_never_chosen(kind: str) -> None:
     with drafting(kind) as (draft, context, target):
         _, chosen = said(draft, context)
-        ids = reduced_output(context, N_SLOTS, target, lambda _: None)
+        ids = reduced_output(context, N_SLOTS, target)
         assert isinstance(ids, DraftIds)
         taken = {id_ for row in chosen for id_, _ in row}
         ids.see([i for i in range(N_VOCAB) if i not in taken][:N_SLOTS])
@@ -183,8 +183,8 @@ def perm_runs(draft: Eagle3 | DFlash | Mtp, prompt: list[int], n: int) -> tuple[
 
 @pytest.fixture
 def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of the tests' small vocabulary is chosen, whatever the steps take."""
-    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16}
+    """A fifth of the tests' small vocabulary is chosen."""
+    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_N_COUNTED": 16}
     for name, value in values.items():
         monkeypatch.setattr(output_part, name, value)
 
@@ -228,44 +228,6 @@ def test_what_a_prompt_says_is_drafted(kind: str, n_output: int | None) -> None:
     first, _ = perm_runs(draft, prompt, 30)
     assert first.stats.accepted == first.stats.drafted > 0
     assert draft.note == ""
-
-
-@FOR_PERM
-@pytest.mark.usefixtures("by_itself")
-def test_the_part_is_used_again_when_it_fits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_part, "_N_AWAY", 16)
-    draft = perm_draft(kind, None)
-    _, second = perm_runs(draft, [150, 151, 152], 120)
-    assert draft.note == "the draft chooses among a part of the ids again"
-    assert draft.n_choices == N_VOCAB // 5
-    assert second.stats.accepted == second.stats.drafted > 0
-
-
-def test_a_switch_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"_N_COUNTED": 16, "_N_AWAY": 16}.items():
-        monkeypatch.setattr(output_part, name, value)
-    with drafting("eagle3") as (draft, context, target):
-        ids = reduced_output(context, N_SLOTS, target, lambda _: None)
-        assert ids is not None
-        waits = []
-        for first in (100, 180, 250, 140):
-            new = range(first, first + 40)
-            ids.count(i for i in new if i not in ids)
-            assert ids.switch()
-            assert not ids.in_use
-            ids.see(new)
-            part, _ = said(draft, context)
-            assert np.isfinite(part).all(), "all ids have logits"
-            n = 0
-            while not ids.switch():
-                ids.count([first])
-                n += 1
-            waits.append(n)
-            part, _ = said(draft, context)
-            has = np.isfinite(part).all(axis=0)
-            assert has.sum() == N_SLOTS
-            assert has[list(new)].all(), "what was seen meanwhile has a slot"
-        assert waits[2:] == [64, 128]
 
 
 @FOR_PERM
@@ -341,14 +303,7 @@ def head_context(model: Model, **options: Any) -> Context:
 
 def reduced(context: Context, n_slots: int | None) -> DraftIds | None:
     """reduced_output() of a head whose model is the target."""
-    batch, row = Batch(1, n_row=context.n_row), np.zeros(context.n_row, np.float32)
-
-    def one(i: int) -> None:
-        batch.clear()
-        batch.add(0, i, output=True, row=row)
-        context.decode(batch)
-
-    return output_part.reduced_output(context, n_slots, context.model, one)
+    return reduced_output(context, n_slots, context.model)
 
 
 def step(context: Context, pos: int = 0) -> np.ndarray:
@@ -423,18 +378,6 @@ def test_a_small_vocabulary_is_left_whole() -> None:
         assert reduced(context, None) is None
         assert reduced(context, 0) is None
         assert reduced(context, 320) is not None
-
-
-@pytest.mark.parametrize(("part_s", "is_part"), [(0.5, True), (0.95, False)])
-def test_the_cost_of_a_step_decides(
-    monkeypatch: pytest.MonkeyPatch, part_s: float, is_part: bool
-) -> None:
-    times = iter((1.0, part_s))
-    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
-    monkeypatch.setattr(output_part, "_step_s", lambda context, step: next(times))
-    with head_context(with_head("qwen35", n_heads=1)) as context:
-        assert (reduced(context, None) is not None) == is_part
-        assert np.isneginf(step(context)).any() == is_part
 
 
 def test_what_cannot_be_used_in_part_is_left_whole(

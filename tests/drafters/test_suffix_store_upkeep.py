@@ -19,7 +19,7 @@ from pyllama_spec.drafters.suffix.memory import Memory
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.errors import ArgumentError, ForkedError, ModelLoadError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, ForkedError, ModelLoadError
 from tests.models import model_path
 
 DIGEST = bytes(range(32))
@@ -116,7 +116,7 @@ def forged(path: Path, *statements: str) -> None:
     "statements",
     [
         ["DROP TABLE texts"],
-        ["DROP TABLE texts", "CREATE VIEW texts AS SELECT 1, 2, 3, 4, 5, x'00000000', x'00'"],
+        ["DROP TABLE texts", "CREATE VIEW texts AS SELECT 1, 2, 3, 4, x'00000000', x'00'"],
         ["CREATE TRIGGER t AFTER INSERT ON texts BEGIN DELETE FROM texts; END"],
         ["CREATE TABLE more (a)"],
         ["CREATE TABLE more (a UNIQUE)"],
@@ -146,7 +146,7 @@ def test_a_forged_file_is_refused_and_stays(tmp_path: Path, statements: list[str
 )
 def test_a_forged_text_is_left_out(tmp_path: Path, changes: str) -> None:
     path = tmp_path / "a.memory"
-    forged(path, f"UPDATE texts SET {changes}, parent = 1 << 60, minute = 'x', n_used = NULL")
+    forged(path, f"UPDATE texts SET {changes}, parent = 1 << 60, minute = 'x'")
     store = Store(path, DIGEST)
     assert store.texts() == []
     store.write_all([TEXT[::-1]])
@@ -156,7 +156,7 @@ def test_a_forged_text_is_left_out(tmp_path: Path, changes: str) -> None:
 @pytest.mark.parametrize("number", ["'x'", "NULL", "x'00'", "9e999", f"{2**63 - 1}", f"{-(2**63)}"])
 def test_forged_numbers_of_a_text_are_no_error(tmp_path: Path, number: str) -> None:
     path = tmp_path / "a.memory"
-    changes = (f"{name} = {number}" for name in ("minute", "n_used", "parent", "n_before"))
+    changes = (f"{name} = {number}" for name in ("minute", "parent", "n_before"))
     forged(path, f"UPDATE texts SET {', '.join(changes)}")
     assert main(["memory", "show", str(path)]) == 0
     assert main(["memory", "prune", str(path), "--days", "1e9"]) == 0
@@ -249,29 +249,6 @@ def digest_of(model: Path) -> bytes:
         return vocabulary_digest(opened.vocab)
 
 
-def test_a_relative_name_stays_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = Store("a.memory", DIGEST)
-    (tmp_path / "below").mkdir()
-    monkeypatch.chdir(tmp_path / "below")
-    store.refresh()
-    store.write_all([TEXT])
-    assert list((tmp_path / "below").iterdir()) == []
-    assert len(Store(tmp_path / "a.memory", DIGEST).texts()) == 1
-
-
-@pytest.mark.parametrize("n", [10, 20, 40])
-def test_equal_texts_are_stored_once(n: int, tmp_path: Path) -> None:
-    one, other = Store(tmp_path / "a.memory", DIGEST), Store(tmp_path / "b.memory", DIGEST)
-    for _ in range(3):
-        one.write_all([TEXT[:n]])
-    for _ in range(3):
-        other.take(one.texts())
-    assert len(one.texts()) == len(other.texts()) == 1
-
-
 def test_a_store_is_not_merged_into_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,13 +299,6 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     assert len(store.texts()) == 1
 
 
-@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "a" * 300, "loop"])
-def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(PyllamaSpecError):
-        Store(tmp_path / name, DIGEST)
-
-
 PART = 40
 
 
@@ -374,14 +344,6 @@ def test_a_text_across_a_border_of_a_files_parts(
     left = said(store, vocab)
     assert left == [part for part in parts if part in left]
     assert all(part[24:] in letters(2) for part in left) and len(left) > 3
-
-
-def test_a_short_text_that_lies_in_the_text(store: Store, vocab: Vocab) -> None:
-    secret = "the word is swordfish"
-    for text in ("word is swordfish", letters(4, 60)):
-        store.write_all([vocab.tokenize(text, add_special=False)])
-    upkeep.forget(store, vocab, f"so {secret}, he said")
-    assert [text.strip() for text in said(store, vocab)] == [letters(4, 60)]
 
 
 def test_texts_of_different_files_are_not_read_as_one(

@@ -128,9 +128,9 @@ def played(kind: str, wrap: Callable[[Drafter], Drafter], n_parallel: int = 1) -
 
 
 def figures(speculation: dict[str, Any]) -> dict[str, Any]:
-    """The figures that a wrapper may not change, and the longest verified draft."""
-    kept = {key: speculation[key] for key in ("drafter", "proposed", "accepted", "reason_off")}
-    return {**kept, "verified": len(speculation["verified_histogram"]) - 1}
+    """The figures that a wrapper may not change."""
+    keys = ("drafter", "proposed", "drafted", "accepted_histogram", "reason_off")
+    return {key: speculation[key] for key in keys}
 
 
 @cache

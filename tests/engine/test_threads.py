@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_spec.engine import Batch, Context, Model, quantize
+from pyllama_spec.engine import Batch, Context, Model, quantize, system
 from tests.models import model_path
 from tests.tiers import release_except
 
@@ -52,3 +52,46 @@ def test_workers_sleep_soon_after_a_decode() -> None:
         before = time.process_time()
         time.sleep(0.6)
         assert time.process_time() - before < 0.05
+
+
+# Clocks in MHz of a processor's cores, and the hardware threads of each.
+_PROCESSORS = {
+    "a phone's, of three kinds": ([3300] + 5 * [2900] + 2 * [1900], 1, 6),
+    "a laptop's, of two": (4 * [5000] + 8 * [3700], 2, 4),
+    "one kind, whose boost differs": ([5700, 5700, 5250, 5100], 2, 4),
+    "unknown": (4 * [0], 1, 4),
+}
+
+
+@pytest.mark.parametrize("name", _PROCESSORS)
+@pytest.mark.parametrize(
+    ("quota", "n_most"),
+    [
+        ({}, 99), ({"cpu.max": "max 100000"}, 99), ({"cpu.max": "250000 100000"}, 3),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 99),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+    ],
+)  # fmt: skip
+def test_the_default_is_the_big_cores_that_have_time(
+    name: str, quota: dict[str, str], n_most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks, n_siblings, expected = _PROCESSORS[name]
+    files = {f"groups/{file}": text for file, text in quota.items()}
+    n_cpus = n_siblings * len(clocks)
+    for cpu in range(n_cpus):
+        core = cpu // n_siblings
+        if clocks[core]:
+            files[f"cpu{cpu}/cpufreq/cpuinfo_max_freq"] = f"{clocks[core]}000\n"
+        siblings = f"{core * n_siblings}-{core * n_siblings + n_siblings - 1}\n"
+        files[f"cpu{cpu}/topology/thread_siblings_list"] = siblings
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text, encoding="ascii")
+    monkeypatch.setattr(system, "_CPUS", tmp_path)
+    monkeypatch.setattr(system, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(system, "_usable", lambda: range(n_cpus))
+    assert system.default_n_threads() == min(expected, n_most)
+    if n_most < n_cpus:
+        with pytest.warns(UserWarning, match="n_threads"):
+            assert system.bounded_n_threads(99) == n_most

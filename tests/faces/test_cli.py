@@ -18,10 +18,10 @@ from tests.models import model_path
 
 SPECULATION = {
     "drafter", "note", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
-    "accepted_histogram", "state", "disabled_since",
+    "accepted_histogram", "state",
     "by_source",
-    "reason_off", "controller", "asked", "asked_copies", "probes", "proposed",
-    "verified_histogram", "acceptance", "why_exact",
+    "reason_off", "controller", "asked", "proposed",
+    "saved_s", "saved_error_s", "acceptance", "why_exact",
 }  # fmt: skip
 TIMING = {
     "load_s", "draft_load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s",
@@ -95,9 +95,7 @@ def test_quantize_writes_a_model_that_runs(tmp_path: Path) -> None:
 
 
 def test_doctor_reports_versions_and_verify_costs() -> None:
-    done = cli(
-        "doctor", "-m", model_path("llama"), "--max-rows", 4, "--repeat", 1, "-t", 1, "--json"
-    )
+    done = cli("doctor", "-m", model_path("llama"), "--max-rows", 4, "-t", 1, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["devices"]
@@ -107,7 +105,7 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert [row["n_rows"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["ratio"] == 1.0
     assert all(row["ms"] > 0 for row in rows)
-    assert all(0.0 < row["own_share"] < 1.5 for row in rows)
+    assert 0.0 < result["own_share"] < 1.5
     plain = cli("doctor")
     assert plain.returncode == 0
     assert "pyllama_spec" in plain.stdout

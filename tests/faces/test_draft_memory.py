@@ -204,11 +204,12 @@ def test_auto_copies_from_earlier_requests_only_with_a_store(store: Path, tmp_pa
     alone: dict[str, Any] = {"model_path": copy_alone(tmp_path), "n_ctx": 256, "n_threads": 1}
     with Llama(draft="auto", draft_memory=store, **alone) as llm:
         assert ask(llm)["speculation"]["drafter"] == "suffix"
-    for draft in ("suffix", "auto"):
+    head = str(model_path("eagle3"))
+    for draft in ("suffix", "auto", head):
         with Llama(draft=draft, controller="fixed", **alone) as llm:
             found = [ask(llm)["speculation"] for _ in range(2)]
-            assert [one["drafter"] for one in found] == ["suffix", "suffix"]
-            assert ("memory" in found[1]["by_source"]) == (draft == "suffix")
+            assert {one["drafter"] for one in found} == {"eagle3" if draft == head else "suffix"}
+            assert ("memory" in found[1]["by_source"]) == (draft != "auto")
 
 
 # ---- the command line

@@ -26,7 +26,7 @@ def test_a_request_bounds_its_drafts(options: dict[str, Any], n_draft: int | Non
         record = generation.read_all()
         assert [*PROMPT, *record.tokens] == tokens
         most = 5 if n_draft is None else min(n_draft, 5)
-        assert len(record.stats.verified_histogram) - 1 == most
+        assert len(record.stats.accepted_histogram) - 1 == most
         if n_draft == 0:
             assert record.stats.state == "disabled"
             assert "n_draft=0" in (record.stats.reason_off or "")

@@ -87,6 +87,6 @@ def test_what_is_cut_is_not_verified() -> None:
     loop, prompt, reference = perfect_loop(Two(), 40)
     run = generate(loop, SequenceState(), prompt, 40)
     assert run.text == reference
-    assert run.stats.verified_histogram[2] == run.stats.rounds == 13
+    assert run.stats.accepted_histogram[2] == run.stats.rounds == 13
     assert run.stats.drafted == run.stats.accepted == 26
     assert run.stats.proposed > 90

@@ -1,30 +1,21 @@
-"""A head beside a lookup: copies where the text repeats, and a head that gets every row.
-
-A head with advice takes the likeliest token of the mixture, and the text never changes.
-"""
+"""A head beside a lookup: copies where the text repeats, and a head that gets every row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.drafters import (
     Draft,
     DraftRequest,
     Eagle3,
     LookupFirst,
     PromptLookup,
-    lookup_first,
 )
-from pyllama_spec.engine import Model
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import Says, ask, head, ngram_arrays, ngram_table, target_context
-from tests.models import Eagle3Config, model_path, perm_continuation, perm_next
-from tests.models.eagle3 import eagle3_tensors, write_eagle3
+from tests.eagle3_tools import ask, head, target_context
+from tests.models import perm_continuation, perm_next
 from tests.oracles import forked, generate, prompt_tokens, sampled, tiny
 from tests.row_drafts import ROW_DRAFTS
 from tests.scripted import proposed, told
@@ -63,7 +54,6 @@ def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
     assert seq.seq_id not in loop.drafter.failures
     assert drafter.n_lookups > 0
     expected = KIND.cold(tiny("llama"), drafter.drafter, seq.tokens, 8).proposal
-    # Asked directly: what it makes of advice is another matter.
     assert ask(drafter.drafter, seq.seq_id, seq.tokens) == expected
     check_lookup_says_the_same(drafter, seq)
 
@@ -117,54 +107,3 @@ def test_copies_are_accepted_where_a_text_repeats() -> None:
     # The prompt's last token is the first of five that have to be the same.
     assert [step.n_accepted for step in run.steps] == [0, 0, 0, 0, *[4] * 4, 1]
     assert drafter.n_lookups == 5
-
-
-def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head gets rows without information, so every accepted token is from the table."""
-    monkeypatch.setattr(lookup_first, "_TABLE_WEIGHT", 100.0)
-    following = perm_next()
-    table = ngram_table({(t,): (int(n), 1.0) for t, n in enumerate(following)})
-    blind = ROW_DRAFTS["eagle3"].faulty("Permuted")
-    loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 30, table))
-    run = generate(loop, SequenceState(), [3, 7], 26)
-    assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
-    without = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 30))
-    assert generate(without, SequenceState(), [3, 7], 26).stats.accepted == 0
-
-
-def test_what_followed_in_the_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After two to four repeated tokens, the text's own advice outweighs every head."""
-    monkeypatch.setattr(lookup_first, "_TEXT_WEIGHTS", {2: 100.0, 3: 100.0, 4: 100.0})
-    text = [7, *perm_continuation(7, 39, perm_next())]
-    blind = ROW_DRAFTS["eagle3"].faulty("Permuted")
-    loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 39))
-    run = generate(loop, SequenceState(), [*text, 200, 7], 26)
-    assert run.tokens == text[1:27]
-    # After the first token two are the same; a draft is never of the text's own newest tokens.
-    assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
-
-
-def with_table(path: Path, says: Says) -> Path:
-    cfg = Eagle3Config(output_scale=0.1)
-    return write_eagle3(path, cfg, {**eagle3_tensors(cfg), **ngram_arrays(says)})
-
-
-def test_a_file_brings_its_table(tmp_path: Path) -> None:
-    path = with_table(tmp_path / "head.gguf", {(t,): (t ^ 1, 1.0) for t in range(320)})
-    arrays = Model(path).ngram_arrays()
-    assert arrays is not None
-    assert [a.dtype for a in arrays] == [np.uint32, np.int32, np.int8]
-    with Llama(
-        model_path("llama"), draft=path, controller="fixed", n_threads=1, verbose=False
-    ) as llm:
-        drafter = llm._runtime.round.drafter._drafter
-        assert isinstance(drafter, LookupFirst)
-        assert drafter.table is not None
-        assert len(drafter.table) == 320
-        assert drafter.table.find((17,)) == (16, 1.0)
-        result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
-        assert result["speculation"]["reason_off"] is None
-        tokens = llm._runtime.runner.latest().tokens
-        last = tokens[-1]
-        # A head that is sure of nothing goes along with a table that is.
-        assert proposed(drafter, tokens, 4) == [last ^ 1, last, last ^ 1, last]

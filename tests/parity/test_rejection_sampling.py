@@ -206,7 +206,7 @@ def test_whatever_is_drafted(make: Callable[[], Drafter], how: dict[str, Any]) -
     assert n_accepted > len(texts) / 3
 
 
-def leave_out_what_was_drawn(choice: Any, prior: Any, drafted: Any) -> tuple[int, float]:
+def leave_out_what_was_drawn(choice: Any) -> tuple[int, float]:
     """A fault: a place's probability is that of the token that was drawn there."""
     token = choice.ids[0]
     return token, choice.drawn_from.of(token)
@@ -214,7 +214,7 @@ def leave_out_what_was_drawn(choice: Any, prior: Any, drafted: Any) -> tuple[int
 
 @pytest.mark.slow
 def test_leaving_out_unlikely_draws_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyllama_spec.drafters.model_drafter.choose", leave_out_what_was_drawn)
+    monkeypatch.setattr("pyllama_spec.drafters.draft_memory.Choice.best", leave_out_what_was_drawn)
     assert misfit(texts_of(small(p_min=0.45), 3000)[0]) > 1.0
 
 

@@ -212,8 +212,6 @@ def test_drafts_of_several_sequences_are_those_of_each_alone(name: str, variant:
                 n_asked = request.n_requested
                 wanted = Proposal(alone.ids[:n_asked], alone.probabilities[:n_asked])
                 Reading(proposal(draft), rtol=kind.rtol).check_equal(Reading(wanted))
-                assert draft.candidates is not None
-                assert len(draft.candidates) == n_asked
 
 
 @each_kind

@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if hasattr(module, name):
                 setattr(module, name, partial(_with_layers, getattr(module, name), address))
         for name, value in (("N_ROUNDS", _N_ROUNDS), ("N_CHAINS", _N_CHAINS), ("N_THREADS", 1)):
-            if hasattr(module, name) and not module.__name__.endswith("test_transfers_gpu"):
+            if hasattr(module, name):
                 setattr(module, name, value)
     items[:] = [item for item in items if item.name != _OF_A_GPU and _arch(item) in _ARCHS]
 

@@ -12,7 +12,7 @@ from pyllama_spec.server import ServerSettings
 FOLDER = Path(__file__).parents[2] / "examples" / "serve"
 COMPOSE, HAPROXY, NGINX, DOCKERFILE, TLS, UNIT = (
     (FOLDER / name).read_text()
-    for name in ("compose.yaml", "haproxy.cfg", "nginx.conf", "Dockerfile", "nginx-tls.conf",
+    for name in ("compose.yaml", "haproxy.cfg", "nginx.conf", "../../Dockerfile", "nginx-tls.conf",
                  "pyllama-spec.service")
 )  # fmt: skip
 SETTINGS = ServerSettings()

@@ -116,7 +116,7 @@ def test_a_request_says_how_much_is_drafted(
     assert bound["choices"][0]["text"] == free["choices"][0]["text"]
     speculation = bound["speculation"]
     assert free["speculation"]["accepted"] > 0
-    assert len(speculation["verified_histogram"]) - 1 <= most
+    assert len(speculation["accepted_histogram"]) - 1 <= most
     assert (speculation["drafted"] > 0) == (most > 0)
     if not most:
         assert speculation["state"] == "disabled"

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyllama_spec.train.corpus.build import corpus_identity
 from pyllama_spec.train.corpus.features import FeatureSource
-from pyllama_spec.train.corpus.selection import batches_from, count_batches, plan, sample, split
-from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
+from pyllama_spec.train.corpus.selection import plan, sample, split
+from pyllama_spec.train.corpus.store import Corpus, TextSequence
 from pyllama_spec.train.run.texts import repeats, with_fewer_lookups
 from tests.corpus.tools import (
     LAYERS,
@@ -20,7 +19,6 @@ from tests.corpus.tools import (
     config,
     feature_store,
     make,
-    no_live_features,
     open_writer,
     write_prompts,
 )
@@ -43,8 +41,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, FeatureSourc
         corpus = make(
             model, folder / "c", settings, features=store, target_layers=LAYERS, n_top=N_TOP
         )
-    texts = CorpusStore(folder / "c", corpus_identity(settings, "target"))
-    return corpus, FeatureSource(corpus, texts, store, no_live_features)
+    return corpus, FeatureSource(corpus, store)
 
 
 def test_an_epoch_has_every_sequence_once_and_an_order_of_its_own() -> None:
@@ -55,16 +52,6 @@ def test_an_epoch_has_every_sequence_once_and_an_order_of_its_own() -> None:
     assert first == plan(LENGTHS, 256, 1, 0)
     assert first not in (second, plan(LENGTHS, 256, 2, 0))
     assert [1] in plan([10, 500, 10], 64, 1, 0), "a longer one has a batch of its own"
-
-
-@pytest.mark.parametrize("n_epochs", [0.3, 1.0, 2.3])
-def test_a_run_goes_on_with_the_batch_after_the_last_one(n_epochs: float) -> None:
-    whole = list(batches_from(LENGTHS, 256, 1, n_epochs, 0))
-    assert len(whole) == count_batches(LENGTHS, 256, 1, n_epochs)
-    per_epoch = len(plan(LENGTHS, 256, 1, 0))
-    assert len(whole) == pytest.approx(n_epochs * per_epoch, abs=2)
-    for first in (1, per_epoch - 1, per_epoch, len(whole)):
-        assert list(batches_from(LENGTHS, 256, 1, n_epochs, first)) == whole[first:]
 
 
 def test_no_prompt_is_learned_from_and_measured_on(text: tuple[Corpus, FeatureSource]) -> None:

@@ -27,10 +27,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainReport, Path
 def test_a_trained_draft_is_better_than_an_untrained_one(trained: tuple[TrainReport, Path]) -> None:
     report, folder = trained
     assert report.untrained.tokens_per_round < 1.3
-    # Measured on a dozen rounds, of at most 4.
-    assert report.trained.tokens_per_round > 1.8
+    assert report.trained.tokens_per_round > 1.4
     assert report.trained.by_depth == sorted(report.trained.by_depth, reverse=True)
-    assert len(report.trained.by_depth) == 3
+    assert len(report.trained.by_depth) == 4
     own = folder / "draft.gguf.train" / "dflash"
     points = json.loads((own / "curves.json").read_text(encoding="utf-8"))
     assert points[-1]["loss"][0] < points[0]["loss"][0]
@@ -45,7 +44,7 @@ def test_the_file_has_what_a_drafter_asks_for(trained: tuple[TrainReport, Path])
     assert values["dflash.block_count"] == 1
     assert list(values["dflash.target_layers"]) == [0, 1, 2]
     assert values["dflash.attention.causal"] is False
-    assert "dflash.sample_from_anchor" not in values
+    assert values["dflash.sample_from_anchor"] is True
     assert str(folder).encode() not in report.path.read_bytes()
     tensors = TensorFile(report.path).tensors
     assert tensors["fc.weight"].shape == (320, 3 * 320)
@@ -66,26 +65,11 @@ def test_two_kinds_share_text_and_features(
     assert again.trained == trained[0].trained, "and neither spoils what the other has"
 
 
-def test_followers_are_learned(tmp_path: Path) -> None:
-    config = quick_block_config(
-        tmp_path, markov_rank=16, missed_share=0.0, n_threads=1,
-    )  # fmt: skip
-    report = train_dflash(config)
-    assert len(report.trained.by_depth) == 4, "a block of 4 slots drafts 4"
-    # Measured on some twenty rounds, and the loss ends with the first wrong pick.
-    assert report.trained.tokens_per_round > 1.3 > report.untrained.tokens_per_round
-    tensors = TensorFile(report.path).tensors
-    assert tensors["markov_w1.weight"].shape == (320, 16)
-    assert tensors["markov_w2.weight"].shape == (320, 16)
-    assert abs(tensors["markov_w2.weight"]).max() > 0
-
-
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"block_size": 33}, "block_size"),
         ({"held_out": 1.0}, "held_out"),
-        ({"anchor_share": 0}, "anchor_share"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_read(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 
 from pyllama_spec import ArgumentError
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import (
     Eagle3TrainConfig,
@@ -26,7 +24,6 @@ from pyllama_spec.train import (
 )
 from pyllama_spec.train.kinds.eagle3 import Eagle3Kind
 from pyllama_spec.train.run.init_draft import InitDraft
-from pyllama_spec.train.run.ngrams import merge_ngrams
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
 from tests.train.tools import perm, quick_config
@@ -57,7 +54,6 @@ def test_training_continues_with_the_weights_of_a_draft(first: TrainReport, tmp_
     assert report.trained.tokens_per_round > report.untrained.tokens_per_round
     keys = read_keys(report.path, lambda name: name.startswith("pyllama_spec.train."))
     values = {name.removeprefix("pyllama_spec.train."): key.value for name, key in keys.items()}
-    assert "--init draft.gguf" in values["command"].decode()
     assert values["corpus_tokens_before"] == first.n_answer_tokens
     # It takes a tenth of a step: what stands there is what was given.
     near = _again(tmp_path / "near", first, epochs=0.1, lr=1e-9)
@@ -69,35 +65,6 @@ def test_training_continues_with_the_weights_of_a_draft(first: TrainReport, tmp_
     assert np.array_equal(start.d2t, end.d2t)
     for name, tensor in start.tensors.items():
         assert np.allclose(tensor, end.tensors[name], atol=1e-6), name
-    assert start.ngrams is not None and more.ngrams is not None
-    assert set(start.ngrams.keys.tolist()) < set(more.ngrams.keys.tolist())
-
-
-def _arrays(rows: dict[int, tuple[int, int]]) -> NgramArrays:
-    keys = sorted(rows)
-    return NgramArrays(
-        np.array(keys, np.uint32),
-        np.array([rows[k][0] for k in keys], np.int32),
-        np.array([rows[k][1] for k in keys], np.int8),
-    )
-
-
-def test_tables_are_merged_by_how_much_text_each_has_seen() -> None:
-    old = _arrays({1: (7, 100), 2: (8, 60), 5: (9, 50), 9: (3, 20)})
-    new = _arrays({1: (7, 40), 2: (6, 120), 4: (5, 90)})
-    merged = merge_ngrams(old, new, 0.25, 10)
-    got = {int(k): (int(i), int(p)) for k, i, p in zip(*merged, strict=True)}
-    assert got == {
-        1: (7, 85),  # 0.75 * 100 + 0.25 * 40
-        2: (8, 45),  # 0.75 * 60 against 0.25 * 120
-        4: (5, 90),
-        5: (9, 50),
-        9: (3, 20),
-    }
-    assert [a.dtype for a in merged] == [np.uint32, np.int32, np.int8]
-    # What both know stays first, then what is likeliest.
-    assert merge_ngrams(old, new, 0.25, 3).keys.tolist() == [1, 2, 4]
-    assert merge_ngrams(old, _arrays({}), 0.0, 10).keys.tolist() == [1, 2, 5, 9]
 
 
 def test_a_draft_that_cannot_be_continued_is_refused(first: TrainReport, tmp_path: Path) -> None:
@@ -127,16 +94,6 @@ def test_damaged_weights_are_refused(first: TrainReport, tmp_path: Path) -> None
     del tensor
     with Model(perm()) as target, pytest.raises(TrainError, match=r"fc\.weight has a number"):
         _read(damaged, target)
-
-
-def test_no_more_threads_than_the_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr("torch.set_num_threads", asked.append)
-    with pytest.warns(UserWarning, match="n_threads=100000"):
-        train_eagle3(quick_config(tmp_path, n_threads=100_000, epochs=0.1))
-    assert max(asked) <= (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize(

@@ -48,18 +48,15 @@ def write_prompts(folder: Path, n: int = 120, seed: int = 1) -> Path:
 
 def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
     """A run of a few seconds. `changes` go to the part of the configuration that knows them."""
-    head, fit = HeadConfig(n_ff=64, n_head=4, target_layers=(0, 1, 2)), FitConfig()
+    head, fit = HeadConfig(n_ff=64, target_layers=(0, 1, 2)), FitConfig()
     return _quick(Eagle3TrainConfig, head, fit, folder, changes)
 
 
 def quick_block_config(folder: Path, **changes: Any) -> DFlashTrainConfig:
-    """The same for a draft that proposes blocks: plain DFlash, and blocks from all positions."""
-    head = DFlashHeadConfig(
-        n_ff=64, n_head=4, n_head_kv=4, n_layer=1, block_size=4, markov_rank=0,
-        target_layers=(0, 1, 2),
-    )  # fmt: skip
-    fit = DFlashFitConfig(anchor_share=1.0, missed_share=1.0)
-    return _quick(DFlashTrainConfig, head, fit, folder, changes)
+    """The same for a draft that proposes blocks."""
+    head = DFlashHeadConfig(n_ff=64, n_layer=1, block_size=4, target_layers=(0, 1, 2))
+    changes = {"batch_tokens": 64, **changes}
+    return _quick(DFlashTrainConfig, head, DFlashFitConfig(), folder, changes)
 
 
 # The same text by the layers of an architecture, and a head behind them whose weights are random.

@@ -49,6 +49,21 @@ def test_chains(case: tuple[str, float]) -> None:
     assert min(best, plain(written, costs)) / found > 0.95
 
 
+@pytest.mark.parametrize("n_together", [1, 4])
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_was_saved_is_known_within_its_error(world: str, n_together: int) -> None:
+    costs, written = WORLDS[world], texts(lambda at: 0.7)
+    found = simulate(ProfitController(), written, costs, seed=3, n_together=n_together)
+    without = simulate(Fixed(0), written, costs, n_together=n_together).seconds
+    # Each text waits for the rounds that it shares. Of the samples one in a hundred is three times
+    # as long.
+    true_s = n_together * (without - found.seconds)
+    assert found.saved_s == pytest.approx(
+        true_s, abs=2 * found.saved_error_s + 0.03 * n_together * without
+    )
+    assert found.saved_error_s < 0.35 * n_together * without
+
+
 def dear(share: float) -> Costs:
     """A small model on a CPU: a drafted token takes that share of a row."""
     return Costs(lambda rows, n: 20 * (1 + 0.0875 * (rows - 1)), lambda k: 20 * share * k)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import sys
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -21,12 +22,9 @@ from tests.wheel.environment import (
     tracked_files,
 )
 
-# On x86-64 an engine for each variant of the CPU, and what chooses among them.
-IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+# An engine for each variant of the CPU, and what chooses among them.
 ENGINES = [f"pyllama_spec/_engine_{variant}.abi3.so" for variant in CPU_VARIANTS]
 MODULES = [*ENGINES, "pyllama_spec/_processor.abi3.so"]
-if not IS_X86:
-    ENGINES = MODULES = ["pyllama_spec/_engine.abi3.so"]
 LICENSES = [f"pyllama_spec/licenses/{name}-LICENSE.txt" for name in ("llama.cpp", "nlohmann-json")]
 # The C library and its parts, and GCC's; libstdc++ is linked in.
 SYSTEM_LIBRARY = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s)\.so\.\d+|ld-linux.*)$")
@@ -81,8 +79,12 @@ def test_module_needs_the_system_only(unpacked: Path, module: str) -> None:
     assert not re.search(r"\((RPATH|RUNPATH)\)", dynamic)
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
     assert needed and all(SYSTEM_LIBRARY.match(name) for name in needed), needed
-    versions = run("readelf", "-V", "-W", unpacked / module).stdout
-    assert max(int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", versions)) <= 28
+
+
+def test_auditwheel_allows_the_tag(wheel: Path) -> None:
+    said = run(sys.executable, "-m", "auditwheel", "show", wheel).stdout
+    (minor,) = re.findall(r'platform tag:\s+"manylinux_2_(\d+)_', said)
+    assert int(minor) <= 28
 
 
 def test_no_path_of_the_builder(unpacked: Path) -> None:
@@ -101,7 +103,7 @@ def test_no_path_of_the_builder(unpacked: Path) -> None:
 
 
 def test_size(wheel: Path, unpacked: Path) -> None:
-    assert wheel.stat().st_size < 5 * MB * len(ENGINES)
+    assert wheel.stat().st_size <= 20 * MB
     for name in MODULES:
         assert (unpacked / name).stat().st_size < (12 if name in ENGINES else 1) * MB
         assert b".debug_info" not in (unpacked / name).read_bytes()

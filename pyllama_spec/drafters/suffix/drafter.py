@@ -50,21 +50,14 @@ _OF_OTHERS = 0.8
 
 
 class CopyKind(NamedTuple):
-    """The features of a copied token before it is verified.
+    """The features of a copied token before it is verified."""
 
-    Attributes:
-        match_length: the number of equal tokens before it, drafted ones included.
-        n_places: the number of places whose text equals the draft up to here.
-        n_agree: the number of those places with this token.
-        is_own: whether the copy is from the text itself.
-        n_gap: for a copy that resumed after a difference, the number of tokens in the text there;
-            None for a match.
-    """
-
-    match_length: int
-    n_places: int
-    n_agree: int
-    is_own: bool
+    match_length: int  # the number of equal tokens before it, drafted ones included
+    n_places: int  # the number of places whose text equals the draft up to here
+    n_agree: int  # the number of those places with this token
+    is_own: bool  # whether the copy is from the text itself
+    # For a copy that resumed after a difference, the number of tokens in the text there; None for a
+    # match.
     n_gap: int | None = None
 
 
@@ -131,16 +124,11 @@ class Gap(NamedTuple):
     continues as the copied one does. So the drafter remembers the difference for some tokens, and
     resumes the copy: after the next equal tokens, or, before there are any, after as many tokens as
     the last difference had. Chances counts the acceptance of such copies as of any other.
-
-    Attributes:
-        source: what was copied from: the text itself, or a memory of others.
-        at: the index in that text of the token that did not come.
-        begin: the index in the own text of the token that came instead.
     """
 
-    source: OwnText | Memory
-    at: int
-    begin: int
+    source: OwnText | Memory  # what was copied from: the text itself, or a memory of others
+    at: int  # the index in that text of the token that did not come
+    begin: int  # the index in the own text of the token that came instead
 
 
 # The length of a difference: in the copied text, and in this one.
@@ -234,26 +222,17 @@ class OwnText:
 
 
 class _Copied(NamedTuple):
-    """A draft whose tokens were not compared with the text yet.
+    """A draft whose tokens were not compared with the text yet."""
 
-    Attributes:
-        ids: the tokens of the draft, then the token that was too unlikely for it, if any.
-        kinds: the known facts of each token.
-        p: for each token of the draft its probability, given that those before it are right.
-        n_expected: the expected number of correct tokens.
-        source: what was copied from: the text itself, or a memory of others.
-        at: the index of the first copied token in the source.
-        match_length: the number of equal tokens before it.
-        resumed: the lengths of the difference after which it resumed; None for a match.
-    """
-
-    ids: list[int]
-    kinds: list[CopyKind]
+    ids: list[int]  # the tokens of the draft, then the token that was too unlikely for it, if any
+    kinds: list[CopyKind]  # the known facts of each token
+    # For each token of the draft its probability, given that those before it are right.
     p: list[float]
-    n_expected: float
-    source: OwnText | Memory
-    at: int
-    match_length: int
+    n_expected: float  # the expected number of correct tokens
+    source: OwnText | Memory  # what was copied from: the text itself, or a memory of others
+    at: int  # the index of the first copied token in the source
+    match_length: int  # the number of equal tokens before it
+    # The lengths of the difference after which it resumed; None for a match.
     resumed: Lengths | None = None
 
 
@@ -385,9 +364,6 @@ class Suffix(Drafter):
         while n_right < n_met and ids[n_right] == tokens[n_right]:
             n_right += 1
         self.chances.learn(copied.kinds[:n_met], n_right)
-        n_accepted = min(n_right, len(copied.p))
-        if isinstance(source, Memory) and n_accepted:
-            source.note_use(at, n_accepted)
         if not n_right and copied.resumed is not None:
             return  # it resumed at a wrong place: the difference is where it was
         if copied.resumed is not None:
@@ -414,11 +390,6 @@ class Suffix(Drafter):
     def tokens(self, seq: int) -> list[int]:
         """The tokens that it holds of a sequence."""
         out: list[int] = self._text(seq).index.array().tolist()
-        return out
-
-    def newest(self, seq: int, n: int) -> npt.NDArray[np.int32]:
-        """A copy of the last n tokens of a sequence."""
-        out: npt.NDArray[np.int32] = self._text(seq).index.array()[-n:].copy()
         return out
 
     # ---- drafting
@@ -525,13 +496,11 @@ class Suffix(Drafter):
 
 
 def copies_beside(
-    max_draft: int, min_match: int, store: str | os.PathLike[str] | None = None
+    max_draft: int, min_match: int, remembers: bool, store: str | os.PathLike[str] | None
 ) -> Suffix | PromptLookup:
     """The copier before a draft model, which drafts where a copy is unlikely.
 
-    It copies from the text itself, and from a store if one is named. Beside a model, texts of
-    earlier requests are remembered only where the owner asks for it. A match length that an index
-    does not know is looked up in the text alone.
+    A match length that an index does not know is looked up in the text alone.
     """
     if not min(ORDERS) <= min_match <= MAX_MATCH:
         if store is None:
@@ -541,7 +510,7 @@ def copies_beside(
             "with a `draft_memory`",
         )  # fmt: skip
     return Suffix(
-        max_draft, min_match=min_match, remembers=False, store=store,
+        max_draft, min_match=min_match, remembers=remembers, store=store,
         first_chance=_BESIDE_A_MODEL, resumes=False,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Texts of earlier requests to copy from, kept within a bound by usefulness.
+"""Texts of earlier requests to copy from, kept within a bound: the oldest leave.
 
 The texts lie one after the other in a TokenIndex, and after each is a MARK, which is no token.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
@@ -23,8 +23,8 @@ MARK = -1
 _MIN_TEXT = 8
 # The most turns of a conversation that are followed.
 _MAX_PARTS = 128
-# A full memory frees a share at once; the newest texts stay in any case.
-_KEEP_SHARE, _NEWEST_SHARE = 0.75, 0.25
+# A full memory frees a share at once; no text takes more than another one.
+_KEEP_SHARE, _TEXT_SHARE = 0.75, 0.25
 _FIRST_CAPACITY = 1 << 12
 _MARK = np.array([MARK], np.int32)
 
@@ -44,27 +44,15 @@ class TokenOrigin(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class RememberedText:
-    """A remembered text.
+    """A remembered text."""
 
-    Attributes:
-        ids: [n] int32, its tokens; of a text in an index, a view.
-        minute: the time when it was added, in minutes since 1970.
-        n_used: the number of its tokens that were copied and accepted.
-        known_origins: a TokenOrigin for each token, as bytes; b"" if all were given.
-        key: its number in a store, from 1 on; 0 outside of one.
-        parent: the key of the text that it continues; 0 if it begins a conversation.
-        n_before: how many tokens of that text it continues, its own first MAX_MATCH included.
-        at: the place of its first token in the index.
-    """
-
-    ids: npt.NDArray[np.int32]
-    minute: int
-    n_used: int = 0
-    known_origins: bytes = b""
-    key: int = 0
-    parent: int = 0
-    n_before: int = 0
-    at: int = 0
+    ids: npt.NDArray[np.int32]  # [n] int32, its tokens; of a text in an index, a view
+    minute: int  # the time when it was added, in minutes since 1970
+    known_origins: bytes = b""  # a TokenOrigin for each token, as bytes; b"" if all were given
+    key: int = 0  # its number in a store, from 1 on; 0 outside of one
+    parent: int = 0  # the key of the text that it continues; 0 if it begins a conversation
+    n_before: int = 0  # how many tokens of that text it continues, its own first MAX_MATCH included
+    at: int = 0  # the place of its first token in the index
 
     @property
     def n_entry(self) -> int:
@@ -105,28 +93,15 @@ def _places(index: TokenIndex, ids: Sequence[int]) -> list[int]:
     return places if length == len(ids) else []
 
 
-def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[RememberedText]:
-    """The most useful texts that fit into n tokens, in their order.
-
-    The newest stay; of the others those of which most was copied and right for their length.
-    """
-    ordered = list(texts)
-    kept: set[int] = set()
-    room = n_tokens
-    for i in range(len(ordered) - 1, -1, -1):
-        size = ordered[i].n_entry
-        if n_tokens - room + size > _NEWEST_SHARE * n_tokens:
+def newest_texts(texts: Sequence[RememberedText], n_tokens: int) -> list[RememberedText]:
+    """The newest texts that fit into n tokens, in their order."""
+    room, n = n_tokens, 0
+    for one in reversed(texts):
+        room -= one.n_entry
+        if room < 0:
             break
-        kept.add(i)
-        room -= size
-    rest = [i for i in range(len(ordered)) if i not in kept]
-    rest.sort(key=lambda i: (-ordered[i].n_used / (1 + len(ordered[i].ids)), -i))
-    for i in rest:
-        size = ordered[i].n_entry
-        if size <= room:
-            kept.add(i)
-            room -= size
-    return [ordered[i] for i in sorted(kept)]
+        n += 1
+    return list(texts[len(texts) - n :])
 
 
 class Memory:
@@ -150,12 +125,6 @@ class Memory:
         """All texts, the oldest first. The ids are views."""
         return list(self.held)
 
-    def note_use(self, at: int, n: int) -> None:
-        """Counts the tokens from a place on that were copied and accepted."""
-        text = self.text_at(at)
-        if text is not None:
-            text.n_used += n
-
     def text_at(self, at: int) -> RememberedText | None:
         """The text around a place of the index."""
         i = bisect_right(self.held, at, key=attrgetter("at"))
@@ -170,7 +139,6 @@ class Memory:
         ids: Sequence[int],
         *,
         minute: int | None = None,
-        n_used: int = 0,
         origins: Sequence[int] = (),
     ) -> RememberedText | None:
         """Adds the new part of a text; None if there is none.
@@ -184,14 +152,14 @@ class Memory:
         if known == len(ids):
             return None
         lead = min(known, MAX_MATCH)
-        room = int(_NEWEST_SHARE * self.max_tokens) - 1
+        room = int(_TEXT_SHARE * self.max_tokens) - 1
         begin = max(known - lead, len(ids) - room)
         of_part = bytearray(origins[begin:])
         if of_part and begin == known - lead:
             of_part[:lead] = bytes(lead)  # the other text has them already
         when = now_minute() if minute is None else minute
         text = RememberedText(
-            np.array(ids[begin:], np.int32), when, n_used, bytes(of_part) if any(of_part) else b""
+            np.array(ids[begin:], np.int32), when, bytes(of_part) if any(of_part) else b""
         )
         text.parent, text.n_before = self._parent(places)
         self._make_room(text.n_entry)
@@ -225,19 +193,17 @@ class Memory:
         self.held += texts
 
     def _make_room(self, n_more: int) -> None:
-        """Makes a larger index for more tokens, or one with the most useful texts."""
+        """Makes a larger index for more tokens, or one with the newest texts."""
         if self.index.n + n_more <= self.index.capacity:
             return
         texts = self.held
         if self.index.n + n_more > self.max_tokens:
-            texts = most_useful(self.texts(), max(int(_KEEP_SHARE * self.max_tokens) - n_more, 0))
-            for text in texts:
-                text.n_used //= 2
+            texts = newest_texts(texts, max(int(_KEEP_SHARE * self.max_tokens) - n_more, 0))
             self.drop_all_but(texts)
         self.replace(texts, n_more)
 
     def drop_all_but(self, texts: Sequence[RememberedText]) -> None:
-        """Called before texts leave for room; the counts of uses of those that stay are halved."""
+        """Called before other texts leave for room."""
 
     def replace(self, texts: Sequence[RememberedText], n_more: int = 0) -> None:
         """Holds these texts alone, with room for n tokens more."""

@@ -42,11 +42,11 @@ _MOST, _MOST_MINUTES = 1 << 62, 1 << 31
 # Texts that wait for the lock.
 _MAX_WAITING = 64
 # In the header of the SQLite file: whose it is, and the version of its tables.
-_APPLICATION, _VERSION = 0x504C4D45, 1
-_NUMBERS = "key INTEGER PRIMARY KEY, minute INTEGER, n_used INTEGER, parent INTEGER"
+_APPLICATION, _VERSION = 0x504C4D45, 2
+_NUMBERS = "key INTEGER PRIMARY KEY, minute INTEGER, parent INTEGER, n_before INTEGER"
 _TABLES = (
     "CREATE TABLE facts (digest BLOB, max_tokens INTEGER, generation INTEGER)",
-    f"CREATE TABLE texts ({_NUMBERS}, n_before INTEGER, ids BLOB, origins BLOB)",
+    f"CREATE TABLE texts ({_NUMBERS}, ids BLOB, origins BLOB)",
 )
 _REMEDY = "name another file, or delete it if it was a draft memory"
 # What a file may not do though it is damaged or forged, and what is deleted is overwritten. The
@@ -103,7 +103,6 @@ class Store(Memory):
         self._is_read_only, self._pid, self._is_made = is_read_only, os.getpid(), False
         self._has_warned = self._shrinks = False
         self._waiting: deque[tuple[list[int], list[int]]] = deque(maxlen=_MAX_WAITING)
-        self._uses: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
         # Of the file: SQLite's count of other connections' changes, the newest text that was read,
         # and how often texts were removed.
         self._seen, self._newest, self._generation = -1, 0, -1
@@ -266,9 +265,6 @@ class Store(Memory):
         """All texts, the oldest first. The ids are views."""
         with self._readable():
             self._read()
-            uses = dict(self._file.execute("SELECT key, n_used FROM texts"))
-        for one in self.held:
-            one.n_used = _number(uses.get(one.key))
         return list(self.held)
 
     # ---- while requests are served
@@ -278,12 +274,6 @@ class Store(Memory):
         if os.getpid() == self._pid:
             with self._harmless():
                 self._read()
-
-    def note_use(self, at: int, n: int) -> None:
-        """Counts copied tokens that were accepted; written with the next text."""
-        text = self.text_at(at)
-        if text is not None:
-            self._uses.append((n, text.key))
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
         """Adds the text of an ended request; it may be written later, or never."""
@@ -330,10 +320,6 @@ class Store(Memory):
         with self._readable():
             with self._transaction("BEGIN IMMEDIATE"):
                 self._read()
-                while self._uses:
-                    self._file.execute(
-                        "UPDATE texts SET n_used = n_used + ? WHERE key = ?", self._uses.popleft()
-                    )
                 yield
             if self._shrinks:
                 self._shrinks = False
@@ -361,26 +347,21 @@ class Store(Memory):
         ids: Sequence[int],
         origins: Sequence[int] = (),
         minute: int | None = None,
-        n_used: int = 0,
     ) -> bool:
         """With the lock held: writes the new part of a text; False if there is none."""
-        text = self.put(ids, minute=minute, n_used=n_used, origins=origins)
+        text = self.put(ids, minute=minute, origins=origins)
         if text is None:
             return False
         text.key = self._newest = self._newest + 1
-        numbers = (text.key, text.minute, n_used, text.parent, text.n_before)
+        numbers = (text.key, text.minute, text.parent, text.n_before)
         self._file.execute(
-            "INSERT INTO texts VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO texts VALUES (?, ?, ?, ?, ?, ?)",
             (*numbers, text.ids.astype("<i4").tobytes(), text.known_origins),
         )
         return True
 
     def drop_all_but(self, texts: Sequence[RememberedText]) -> None:
-        """With the lock held: removes texts for room; the uses of those that stay count half."""
-        self._delete_all_but(texts)
-        self._file.execute("UPDATE texts SET n_used = n_used / 2")
-
-    def _delete_all_but(self, texts: Sequence[RememberedText]) -> None:
+        """With the lock held: removes texts for room."""
         stay = {one.key for one in texts}
         gone = [(one.key,) for one in self.held if one.key not in stay]
         self._file.executemany("DELETE FROM texts WHERE key = ?", gone)
@@ -399,8 +380,7 @@ class Store(Memory):
         """Writes texts of other stores of the same vocabulary now, all or none."""
         with self.locked():
             return sum(
-                self._write(one.ids.tolist(), one.known_origins, one.minute, one.n_used)
-                for one in texts
+                self._write(one.ids.tolist(), one.known_origins, one.minute) for one in texts
             )
 
     def keep(self, texts: Sequence[RememberedText], *, max_tokens: int | None = None) -> None:
@@ -411,7 +391,7 @@ class Store(Memory):
         if max_tokens is not None:
             self.max_tokens = max_tokens
             self._file.execute("UPDATE facts SET max_tokens = ?", (max_tokens,))
-        self._delete_all_but(texts)
+        self.drop_all_but(texts)
         self.replace(texts)
         self._shrinks = True
         # The pages before the change are in the journal: it stays until it is overwritten.
@@ -454,7 +434,7 @@ def _is_locked(error: Exception) -> bool:
 def _text(row: tuple[object, ...]) -> RememberedText | None:
     """The text of a row; None for one that is damaged."""
     *numbers, ids, origins = row
-    key, minute, n_used, parent, n_before = map(_number, numbers)
+    key, minute, parent, n_before = map(_number, numbers)
     if not isinstance(ids, bytes) or not isinstance(origins, bytes) or len(ids) % 4 or not ids:
         return None
     tokens = np.frombuffer(ids, "<i4").astype(np.int32)
@@ -462,9 +442,7 @@ def _text(row: tuple[object, ...]) -> RememberedText | None:
         return None
     if len(origins) != len(tokens) or max(origins) > max(TokenOrigin):
         origins = b""
-    return RememberedText(
-        tokens, min(minute, _MOST_MINUTES), n_used, origins, key, parent, n_before
-    )
+    return RememberedText(tokens, min(minute, _MOST_MINUTES), origins, key, parent, n_before)
 
 
 def _number(value: object) -> int:

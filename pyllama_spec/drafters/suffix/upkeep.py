@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.suffix.drafter import Suffix
-from pyllama_spec.drafters.suffix.memory import Memory, RememberedText, most_useful
+from pyllama_spec.drafters.suffix.memory import Memory, RememberedText, newest_texts
 from pyllama_spec.drafters.suffix.memory import now_minute as now
 from pyllama_spec.drafters.suffix.store import Store
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
@@ -274,7 +274,7 @@ def bytes_of(vocab: Vocab, ids: npt.NDArray[np.int32]) -> bytes:
 
 
 def prune(store: Store, *, max_tokens: int | None = None, days: float | None = None) -> int:
-    """Removes old texts, then the least useful until the rest fits; returns how many."""
+    """Removes texts of some age, then the oldest until the rest fits; returns how many."""
     if days is not None:
         real(days, "days", 0.0)
     with store.locked():
@@ -285,6 +285,6 @@ def prune(store: Store, *, max_tokens: int | None = None, days: float | None = N
             kept = [one for one in kept if one.minute >= begin]
         limit = store.max_tokens if max_tokens is None else max_tokens
         if sum(one.n_entry for one in kept) > limit:
-            kept = most_useful(kept, limit)
+            kept = newest_texts(kept, limit)
         store.keep(kept, max_tokens=limit)
     return len(texts) - len(kept)

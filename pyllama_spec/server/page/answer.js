@@ -90,6 +90,8 @@ export class Answer {
       nRounds,
       perRound: number(this.speculation?.tokens_per_round) || (nRounds ? drafted / nRounds : null),
       perSecond: number(this.timing?.decode_tps) || this.speed(),
+      saved: number(this.speculation?.saved_s),
+      savedError: number(this.speculation?.saved_error_s),
     };
   }
 

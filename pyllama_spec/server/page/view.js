@@ -214,10 +214,13 @@ export function sendByEnter(field, form) {
 /** An answer in figures: how many tokens, rounds, and who drafted them. */
 export function inFigures(answer) {
   if (!answer.tokens.length) return "";
-  const { nTokens, perRound, perSecond } = answer.figures();
+  const { nTokens, perRound, perSecond, saved, savedError } = answer.figures();
   const parts = [count(nTokens, "token")];
   if (perRound !== null) parts.push(`${perRound.toFixed(2)} per round`);
   if (perSecond !== null) parts.push(`${shown(perSecond)} per second`);
+  if (saved !== null && answer.withDraft) {
+    parts.push(`${saved.toFixed(2)} ± ${savedError.toFixed(2)} s saved`);
+  }
   const counts = answer.counts();
   const drafters = Object.keys(SOURCES).filter((key) => key !== "target" && counts[key]);
   for (const key of drafters) parts.push(`${counts[key]} by ${SOURCES[key]}`);

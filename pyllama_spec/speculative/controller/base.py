@@ -69,6 +69,9 @@ class Span:
     n_gap: int = 0  # the number of idle sequences after it that are padded to its length
     first_row: int = 0  # the span's first row in the batch
     tokens: Sequence[int] = ()  # what the round committed; () for a prompt, and after a failure
+    # The seconds that the draft saved in this round, and their error; None if that is not known.
+    saved_s: float | None = None
+    saved_error_s: float = 0.0
 
     def decide(self, decision: DraftDecision) -> None:
         """Sets the decision: requests n_requested tokens, at most as many as may be drafted."""
@@ -161,6 +164,9 @@ class Controller:
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
         """The number of each span's drafted tokens to verify; more than drafted means all."""
         return [len(span.draft.ids) for span in spans]
+
+    def weigh(self, spans: Sequence[Span], spent: Spent) -> None:
+        """Sets `saved_s` of all spans of a round that read no prompt, if their costs are known."""
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> None:
         """Learns the committed tokens and the seconds of a round."""

@@ -5,6 +5,7 @@ Verifying is priced by rows, drafting by drafted tokens, the rest by sequences.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -115,9 +116,13 @@ class Curve:
         """The median of a size's samples; None without samples."""
         return self._medians.get(size)
 
+    def n_samples(self, size: int) -> int:
+        """The number of a size's samples."""
+        return len(self._samples.get(size, ()))
+
     def is_known(self, size: int) -> bool:
         """Whether a size has so many samples that one slow one counts little."""
-        return len(self._samples.get(size, ())) >= _N_KNOWN
+        return self.n_samples(size) >= _N_KNOWN
 
     def at(self, size: int) -> float:
         """The seconds of a size; 0 without samples."""
@@ -214,6 +219,18 @@ class RoundCosts:
             if len(self._ratios) >= _N_SETTLED:
                 self.speed = median_low(self._ratios)
 
+    def plain_error(self, n_seqs: int, n_past: int) -> float:
+        """The standard error of the ratio of a plain decode's seconds to a wider one's.
+
+        Rounds of all widths show the clock's noise; a median of few samples has more of it.
+        """
+        ratios = self._ratios
+        if not ratios:
+            return 1.0
+        noise = sum(abs(ratio / self.speed - 1.0) for ratio in ratios) / len(ratios)
+        n_samples = self.curve(n_seqs, n_past).n_samples(n_seqs)
+        return noise * math.sqrt(2.0 / max(n_samples, 1))
+
     # ---- drafting, and the rest
 
     def _draft_curve(self, n_seqs: int) -> Curve:
@@ -291,6 +308,7 @@ class Prices:
     lookup_s: float = 0.0  # a lookup, whether it hits or not
     # Whether verify[0] was timed so often that one slow sample counts for little.
     knows_plain: bool = True
+    plain_error: float = 0.0  # the standard error of verify[0], relative to it
 
     @property
     def plain_s(self) -> float:

@@ -408,6 +408,7 @@ class ProfitController(Controller):
         prices = Prices(
             verify, draft, rest, token_s, n_requested=max_draft, lookup_s=costs.lookup_s,
             knows_plain=costs.curve(n_seqs, n_past).is_known(n_seqs),
+            plain_error=costs.plain_error(n_seqs, n_past),
         )  # fmt: skip
         if not self._ends_chains and draft[-1]:
             means = [self.acceptance.mean(i) for i in range(max_draft)]
@@ -476,6 +477,24 @@ class ProfitController(Controller):
         return self.acceptance.survivals(draft, state.rates, state.ratios)
 
     # ---- after a round
+
+    def weigh(self, spans: Sequence[Span], spent: Spent) -> None:
+        """Compares a round with plain ones that give as many tokens.
+
+        What the target took for this round's rows says how fast the machine is just now: a plain
+        round would have taken it in the ratio of their prices.
+        """
+        prices, lengths = self._prices_of_last, [span.n_verified for span in spans]
+        if prices.plain_s <= 0.0:
+            return
+        if self._limits.is_padded:
+            lengths = [max(lengths)] * len(lengths)
+        cost = sum(prices.verify[min(n, len(prices.verify) - 1)] + prices.rest for n in lengths)
+        plain_s = (spent.verify_s + spent.rest_s) * len(spans) * prices.plain_s / cost
+        error_s = plain_s * prices.plain_error if any(lengths) else 0.0
+        for span in spans:
+            span.saved_s = len(span.tokens) * plain_s - spent.total_s
+            span.saved_error_s = len(span.tokens) * error_s
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> None:
         """Learns the costs, the acceptance, and whether the model pays."""

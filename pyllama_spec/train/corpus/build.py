@@ -70,24 +70,14 @@ class _Keeper:
             for sequence in store.read(shard):
                 self._note(sequence)
 
-    def progress(self, n_running: int, n_begun: int) -> tuple[float, str]:
-        """The progress with so many running sequences, of so many answer tokens until now.
+    def progress(self, n_begun: int) -> tuple[float, str]:
+        """The progress with running sequences of so many answer tokens until now.
 
         Running sequences count on both sides, as many are left at the end.
         """
-        waiting = [len(done.tokens) - done.n_prompt for done in self._waiting.values()]
-        n_answer, n_wanted = self.n_answer + sum(waiting), self._config.n_tokens
-        note = (
-            f"{n_answer} of {n_wanted} tokens in {self.n_kept + len(waiting)} finished texts, "
-            f"{n_begun} in {n_running} unfinished ones (counted in the percentage), "
-            f"{self.n_dropped} dropped"
-        )
-        if n_answer >= n_wanted:
-            # The first of them count, and one of those is not finished yet.
-            note = (
-                f"{n_answer} tokens, enough; earlier sequences have to end first: {n_running} are "
-                "being written"
-            )
+        n_answer = self.n_answer + sum(len(d.tokens) - d.n_prompt for d in self._waiting.values())
+        n_texts, n_wanted = self.n_kept + len(self._waiting), self._config.n_tokens
+        note = f"{n_answer} of {n_wanted} tokens in {n_texts} texts, {self.n_dropped} dropped"
         return min((n_answer + n_begun) / (n_wanted + n_begun), 1.0), note
 
     @property
@@ -132,10 +122,9 @@ class _Keeper:
         n_kept, is_endless = sum(self._last), self._config.prompts is None
         if is_endless and len(self._last) == _N_JUDGED and n_kept < _LEAST_KEPT:
             raise TrainError(
-                f"only {n_kept} of the last {_N_JUDGED} sequences are worth keeping; dropped since "
-                f"the beginning: {_reasons(self._dropped)}. Train on the answer tokens that are "
-                f"there (--tokens {self.n_answer}), or begin again in another --work folder. "
-                f"{_REMEDIES}"
+                f"only {n_kept} of the last {_N_JUDGED} sequences are worth keeping "
+                f"({_reasons(self._dropped)}). Train on what is there (--tokens {self.n_answer}), "
+                "or give prompts of your own (--prompts) or another temperature"
             )
 
     def _why_not(self, done: Generated) -> str | None:
@@ -162,7 +151,7 @@ class _Keeper:
         # The features first: without an entry in the corpus's index they do not count.
         is_whole = 0 < len(sequences) == len(features)
         try:
-            if self._features is not None and is_whole and self._features.has_room(self._n_tokens):
+            if self._features is not None and is_whole:
                 self._features.put(self._store.n_shards, hash_tokens(sequences), features)
         finally:
             # Text is small, features are not: on a disk that is full for them it is kept still.
@@ -171,21 +160,14 @@ class _Keeper:
         self._n_tokens = 0
 
 
-_REMEDIES = (
-    "A 'user turn' is empty, runs in a loop or leaves no room for an answer, and 'prompt seen' was "
-    "written before: give prompts of your own (--prompts). 'short', 'repetitive' and 'answer seen' "
-    "are answers: another temperature may help"
-)
-
-
 def _reasons(dropped: Counter[str]) -> str:
     return ", ".join(f"{reason}: {n}" for reason, n in dropped.most_common())
 
 
 def _nothing_kept(dropped: Counter[str]) -> str:
     return (
-        f"none of the first {dropped.total()} sequences is worth keeping ({_reasons(dropped)}). "
-        f"{_REMEDIES}"
+        f"none of the first {dropped.total()} sequences is worth keeping ({_reasons(dropped)}); "
+        "give prompts of your own (--prompts) or another temperature"
     )
 
 
@@ -224,7 +206,7 @@ def _collect(generator: Generator, keeper: _Keeper, on_progress: OnProgress) -> 
             if done is not None:
                 keeper.take(done)
             else:
-                on_progress(*keeper.progress(*generator.running))
+                on_progress(*keeper.progress(generator.n_begun))
             if keeper.is_done:
                 return
             if interrupted.is_set():

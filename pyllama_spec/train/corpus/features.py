@@ -1,8 +1,7 @@
 """Features of the corpus: the target's layer inputs and likeliest next tokens, per token.
 
-Stored features were written while the text was generated, or in a pass over it here; live ones are
-computed when they are asked for, where the disk has no room. Either way they come from the engine
-and the very file that will decode: a quantised target's rows are not the original's.
+They are written while the text is generated, or in a pass over it here. Either way they come from
+the engine and the very file that will decode: a quantised target's rows are not the original's.
 """
 
 from __future__ import annotations
@@ -50,23 +49,17 @@ _PARTS = ("rows", "top_ids", "top_log_p")
 
 def feature_folder(work: Path, layers: Sequence[int]) -> Path:
     """The folder of the features of some layers; other drafts' features have other folders."""
-    first = work / "features"
-    index = read_json(first / INDEX)
-    if index is None or index["identity"].get("target_layers") == list(layers):
-        return first
     return work / "-".join(["features", *("head" if k == HEAD_ROWS else str(k) for k in layers)])
 
 
 class FeatureStore:
-    """The features of whole shards, of at most `max_bytes`.
+    """The features of whole shards.
 
     `identity` is the corpus's, with the layers and the number of likeliest tokens.
     """
 
-    def __init__(
-        self, folder: Path, identity: dict[str, Any], token_bytes: int, max_bytes: float
-    ) -> None:
-        self.folder, self.token_bytes, self._max_bytes = folder, token_bytes, max_bytes
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder = folder
         index = read_json(folder / INDEX)
         self._index: dict[str, Any] = index or {"identity": identity, "shards": {}}
         check_same(self._index["identity"], identity, folder)
@@ -81,10 +74,6 @@ class FeatureStore:
         """Whether it has the features of a shard with these tokens."""
         entry = self._index["shards"].get(str(shard))
         return entry is not None and entry["sha256"] == sha256
-
-    def has_room(self, n_tokens: int) -> bool:
-        """Whether the features of n tokens still fit the limit."""
-        return self.n_bytes + n_tokens * self.token_bytes <= self._max_bytes
 
     def put(self, shard: int, sha256: str, features: Sequence[TargetFeatures]) -> None:
         """Stores the features of a whole shard, and replaces earlier ones."""
@@ -188,18 +177,10 @@ def wanted_rows(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 
 
 class FeatureSource:
-    """The features of a corpus by sequence: from disk, or computed if missing."""
+    """The stored features of a corpus by sequence."""
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        texts: CorpusStore,
-        store: FeatureStore,
-        make_live: Callable[[], LiveFeatures],
-    ) -> None:
-        self._corpus, self._store, self._make_live = corpus, store, make_live
-        self._live: LiveFeatures | None = None
-        self._stored = {s for s in range(texts.n_shards) if store.has(s, texts.sha256(s))}
+    def __init__(self, corpus: Corpus, store: FeatureStore) -> None:
+        self._corpus, self._store = corpus, store
         self._starts: dict[int, list[int]] = {}
         for (shard, _), sequence in zip(corpus.places, corpus.sequences, strict=True):
             ends = self._starts.setdefault(shard, [0])
@@ -208,23 +189,8 @@ class FeatureSource:
     def get(self, i: int) -> TargetFeatures:
         """The features of sequence i of the corpus; do not write to the arrays."""
         shard, place = self._corpus.places[i]
-        if shard in self._stored:
-            start, end = self._starts[shard][place : place + 2]
-            return self._store.get(shard, start, end)
-        if self._live is None:
-            self._live = self._make_live()
-        return self._live.of(self._corpus.sequences[i])
-
-    @property
-    def n_live_tokens(self) -> int:
-        """The number of tokens without features on disk."""
-        pairs = zip(self._corpus.places, self._corpus.sequences, strict=True)
-        return sum(len(s.tokens) for (shard, _), s in pairs if shard not in self._stored)
-
-    def close(self) -> None:
-        """Frees the computing context."""
-        if self._live is not None:
-            self._live.close()
+        start, end = self._starts[shard][place : place + 2]
+        return self._store.get(shard, start, end)
 
 
 def store_features(
@@ -234,15 +200,13 @@ def store_features(
     make_live: Callable[[], LiveFeatures],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Computes the missing features of shards, as far as the store's limit allows."""
+    """Computes the missing features of shards."""
     missing = [i for i in range(n_shards) if not store.has(i, texts.sha256(i))]
     total, done = sum(texts.n_tokens(shard) for shard in missing), 0
     if not total:
         return
     with closing(make_live()) as live, interruptions() as interrupted:
         for shard in missing:
-            if not store.has_room(texts.n_tokens(shard)):
-                return
             features: list[TargetFeatures] = []
             for sequence in texts.read(shard):
                 features.append(live.of(sequence))

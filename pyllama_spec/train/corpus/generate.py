@@ -229,11 +229,10 @@ class Generator:
         self._places = [_Place(SequenceState(seq)) for seq in range(n)]
 
     @property
-    def running(self) -> tuple[int, int]:
-        """The number of running sequences, and of their answer tokens so far."""
-        busy = [p for p in self._places if p.task is not None]
-        n = sum(len(p.state.tokens) - p.n_prompt for p in busy if not p.in_user)
-        return len(busy), max(n, 0)
+    def n_begun(self) -> int:
+        """The answer tokens of running sequences so far."""
+        busy = [p for p in self._places if p.task is not None and not p.in_user]
+        return sum(max(len(p.state.tokens) - p.n_prompt, 0) for p in busy)
 
     def run(self, first: int) -> Iterator[Generated | None]:
         """Generates tasks first, first + 1, ... and yields them as they end, in any order."""
@@ -285,8 +284,7 @@ class Generator:
         n_left = config.n_ctx - len(prompt)
         if place.in_user:
             features, temperature = None, config.user_temperature
-            max_user = config.max_user if task.max_user is None else task.max_user
-            n_left = min(max_user, n_left - len(self._source.after_user))
+            n_left = min(config.max_user, n_left - len(self._source.after_user))
         else:
             features, temperature = self._collector.of(place.state.seq_id), task.temperature
         sampler = _TaskSampler(task, config.n_candidates, temperature, place.state, features)

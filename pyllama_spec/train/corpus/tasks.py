@@ -79,8 +79,6 @@ class Task:
     temperature: float  # the temperature of the answer
     rng: np.random.Generator  # its own random numbers
     writes_user: bool  # whether the target writes the user turn first
-    # the most tokens of the user turn; None for the configuration's number
-    max_user: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,32 +138,6 @@ def own_prompts(model: Model, config: CorpusConfig) -> TaskSource:
     return TaskSource(make, before[:-1], after_user)
 
 
-# Tokens that a document begins with.
-_MIN_BEGUN, _MAX_BEGUN = 4, 24
-
-
-def documents(model: Model, config: CorpusConfig) -> TaskSource:
-    """Tasks for a model without a chat template: documents without turns.
-
-    The first tokens are drawn at the temperature of user turns, so that no two documents begin
-    alike; what follows is learned from, most of it written at temperature 0.
-    """
-    first = next((t for t in (model.vocab.bos, model.vocab.eos) if t is not None), None)
-    if first is None:
-        raise UnsupportedError(
-            f"{model.path.name} has neither a chat template nor a token that begins a text: "
-            "give your own prompts (--prompts)"
-        )
-    begin = [first]
-
-    def make(number: int) -> Task:
-        task = _new_task(config, number, begin, writes_user=True)
-        task.max_user = int(task.rng.integers(_MIN_BEGUN, _MAX_BEGUN + 1))
-        return task
-
-    return TaskSource(make, [], [])
-
-
 def file_prompts(model: Model, config: CorpusConfig, path: Path) -> TaskSource:
     """Tasks from a file's prompts, shuffled by seed, in up to max_passes passes."""
     template, vocab = ChatTemplate.of_model(model), model.vocab
@@ -209,10 +181,15 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 
 def make_source(model: Model, config: CorpusConfig) -> TaskSource:
-    """The source of tasks: a file's prompts, else the target's own, or a base model's documents."""
+    """The source of tasks: a file's prompts, else the target's own."""
     if config.prompts is not None:
         return file_prompts(model, config, config.prompts)
-    return own_prompts(model, config) if has_template(model) else documents(model, config)
+    if not has_template(model):
+        raise UnsupportedError(
+            f"{model.path.name} has no chat template, so the target cannot write prompts: give "
+            "your own (--prompts)"
+        )
+    return own_prompts(model, config)
 
 
 def has_template(model: Model) -> bool:

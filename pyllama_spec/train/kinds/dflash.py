@@ -1,4 +1,4 @@
-"""DFlash drafts as a PyTorch module: layers like Qwen3's, computed for many blocks at once.
+"""DFlash drafts: layers like Qwen3's as a PyTorch module, for many blocks at once.
 
 Rows of features become keys and values of every layer; a block is the known token and masks, whose
 rows attend to the features before it and to each other. RoPE turns number i with number
@@ -8,15 +8,12 @@ slot, and drafts x[P0+2], x[P0+3], ...: it stands where a chain of EAGLE-3 does.
 Induction heads copy the token after an earlier occurrence. The row of a token x[j] shows in its
 first layer input which token that is, and in its last one what the target says next, which is
 x[j+1] where the text is greedy. So heads of the first layer, whose query is the known token of a
-block, find the rows of that token and hand on what the target said there, in the output's own
-directions. Only the slot of the known token has such a query, so it has to draft. Heads of the
-second layer start by attending to the row just before the block: all that the target knew when it
-chose the known token. EAGLE-3 has that row as its input; a block finds it by its position.
+block, find the rows of that token and hand on what the target said there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,25 +23,22 @@ import torch
 from torch import Tensor
 
 from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train.config import DFlashTrainConfig
 from pyllama_spec.train.corpus.selection import Sample, token_counts
-from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.attention import Span, attend, spans_of
 from pyllama_spec.train.run.head import (
+    INDUCTION_SHARE,
     MIN_R2,
     DraftHead,
     DraftShape,
     draw_matrices,
-    equal_directions,
-    fit_token_map,
-    normed,
+    find_tokens,
     target_output,
 )
 from pyllama_spec.train.run.init_draft import InitDraft, Keys, Sizes, common_sizes
-from pyllama_spec.train.run.kind import Inputs, Kind, sample_of
-from pyllama_spec.train.run.objective import Step, StepLoss, by_expected_length, that_go_on
-from pyllama_spec.train.run.target_weights import block_layers
+from pyllama_spec.train.run.kind import Inputs, Kind
+from pyllama_spec.train.run.objective import Step, that_go_on
+from pyllama_spec.train.run.target_weights import TargetWeights, block_layers
 from pyllama_spec.train.run.texts import Texts
 
 # The initial scale of a layer's output, and the random part of a layer input's map.
@@ -54,20 +48,14 @@ MASK_KEY = "tokenizer.ggml.mask_token_id"
 # Rows of the embedding that are shorter than this share of the usual length were never trained:
 # a norm makes noise of them.
 _MIN_LENGTH = 0.1
-# The share of induction heads; the others are free.
-_SHARE = 2 / 3
 # Weights of the norms of queries and keys: how sharp a match is. And what a copy adds to a row, and
 # what is left of the drawn weights that add to it besides.
 _SHARPNESS, _STRENGTH, _NOISE = 1.4, 6.0, 0.2
-# What the row before the block adds to a slot, and how large the number is that tells rows of
-# features from slots, before the norm that leaves its sign alone.
-_LAST_ROW, _SURE = 1.0, 50.0
-# The minimum share of rows; with fewer a slot looks like a row of features.
-_MIN_SURE = 0.98
-# The share of a depth's weight for tokens that the draft never gets right.
-_ALPHA = 0.5
-# Pairs of a head's numbers that tell positions: enough to be sharp, few enough to be told apart.
-_PAIRS = 4
+# The share of positions at which training starts a block, drawn anew in each batch.
+_ANCHOR_SHARE = 0.5
+# The rank of the matrix that adds logits for followers of the token before (DSpark, arXiv
+# 2607.05147). With it the slot of the known token drafts too.
+_MARKOV_RANK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +65,19 @@ class DFlashShape(DraftShape):
     n_layer: int  # draft layers
     block_size: int  # slots of a block
     mask_token: int  # the target's id of the token in unknown slots
-    markov_rank: int  # the rank of the matrix of followers; 0 for none
-
-    def __post_init__(self) -> None:
-        DraftShape.__post_init__(self)
-        if not 0 <= self.mask_token < self.n_vocab:
-            raise ArgumentError(
-                "mask_token", self.mask_token, f"an id from 0 to {self.n_vocab - 1}"
-            )
-
-    @property
-    def first_slot(self) -> int:
-        """The first slot that drafts; without followers, readers expect none of the anchor's."""
-        return 0 if self.markov_rank else 1
-
-    @property
-    def n_steps(self) -> int:
-        """The number of tokens that a block drafts."""
-        return self.block_size - self.first_slot
+    markov_rank: int  # the rank of the matrix of followers
 
     def keys(self) -> dict[str, Any]:
         """The keys of the GGUF, without the architecture's prefix."""
-        keys = {
+        return {
             **DraftShape.keys(self),
             "block_count": self.n_layer,
             "block_size": self.block_size,
             "attention.causal": False,
-        }
-        if self.markov_rank:
             # Both are written: readers have different defaults.
-            keys |= {"sample_from_anchor": True, "has_confidence_head": False}
-        return keys
+            "sample_from_anchor": True,
+            "has_confidence_head": False,
+        }
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
@@ -124,13 +94,12 @@ class DFlashShape(DraftShape):
                 f"{block}.attn_k_norm.weight": (self.head_size,),
                 **self.attention_and_ffn(block, d),
             }
-        sizes |= {"output_norm.weight": (d,), "output.weight": (self.n_draft_vocab, d)}
-        if r:
-            sizes |= {
-                "markov_w1.weight": (self.n_vocab, r),
-                "markov_w2.weight": (self.n_draft_vocab, r),
-            }
-        return sizes
+        return sizes | {
+            "output_norm.weight": (d,),
+            "output.weight": (self.n_draft_vocab, d),
+            "markov_w1.weight": (self.n_vocab, r),
+            "markov_w2.weight": (self.n_draft_vocab, r),
+        }
 
 
 class DFlashHead(DraftHead):
@@ -182,10 +151,8 @@ class DFlashHead(DraftHead):
             h = self._feed_forward(h, block)
         return self._norm(h, "output_norm.weight")
 
-    def followers(self, tokens: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    def followers(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """See DraftHead."""
-        if not self.shape.markov_rank:
-            return None, None
         return self.weight("markov_w1.weight")[tokens], self.weight("markov_w2.weight")
 
 
@@ -200,20 +167,12 @@ def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((low * cos - high * sin, low * sin + high * cos), dim=-1)
 
 
-def initialise(
-    head: DFlashHead,
-    output: npt.NDArray[np.float32],  # [n_vocab, n_embd] float32, the target's output rows
-    # [n_embd] float32, the target's last norm, which is folded into the rows
-    output_norm: npt.NDArray[np.float32] | None,
-    # [n_layers * n_embd] float32, the RMS of each feature channel
-    channel_rms: npt.NDArray[np.float32],
-    seed: int,  # the seed of the random weights
-) -> None:
+def initialise(head: DFlashHead, weights: TargetWeights, seen: Sample, seed: int) -> None:
     """Sets the initial weights.
 
     The last layer input passes through `fc` nearly as it is, each number of a layer input made
     alike in size: nothing norms them before. The output's rows point where the target's do. The
-    outputs of the heads for followers and confidence are 0 at first.
+    matrix of followers adds nothing at first.
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)
     inner = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
@@ -221,28 +180,26 @@ def initialise(
     for i in range(shape.n_layer):
         gains += [(f"blk.{i}.{name}.weight", 1.0) for name in inner]
         gains += [(f"blk.{i}.{name}.weight", _OUT_GAIN) for name in ("attn_output", "ffn_down")]
-    if shape.markov_rank:
-        gains.append(("markov_w1.weight", 1.0))
+    gains.append(("markov_w1.weight", 1.0))
     with torch.no_grad():
         draw_matrices(head, gains, generator)
         fc = head.weight("fc.weight")
         fc[:, -shape.n_embd :] += torch.eye(shape.n_embd)
         # A channel that hardly varies carries little information, however small it is.
-        floor = 0.1 * np.median(channel_rms)
-        fc /= torch.from_numpy(np.maximum(channel_rms, max(floor, 1e-6)).astype(np.float32))
-        if shape.markov_rank:
-            head.weight("markov_w2.weight").zero_()
-        head.weight("output.weight").copy_(target_output(head, output, output_norm))
+        size = seen.channel_rms
+        floor = 0.1 * np.median(size)
+        fc /= torch.from_numpy(np.maximum(size, max(floor, 1e-6)).astype(np.float32))
+        head.weight("markov_w2.weight").zero_()
+        head.weight("output.weight").copy_(target_output(head, weights))
 
 
 def block_rows(head: DFlashHead, texts: Texts) -> Tensor:
-    """The rows that give logits, for the blocks from all starts: [c, n_steps, n_embd] by depth."""
+    """The rows that give logits, for blocks from all starts: [c, block_size, n_embd] by depth."""
     ends, owner = texts.ends()
     starts = texts.starts
     injected = head.inject(texts.features, texts.positions)
     spans = spans_of(owner[starts], starts, ends)
-    rows = head.blocks(texts.tokens[starts + 1], texts.positions[starts] + 1, injected, spans)
-    return rows[:, head.shape.first_slot :]
+    return head.blocks(texts.tokens[starts + 1], texts.positions[starts] + 1, injected, spans)
 
 
 def run_blocks(head: DFlashHead, texts: Texts) -> Iterator[Step]:
@@ -250,7 +207,7 @@ def run_blocks(head: DFlashHead, texts: Texts) -> Iterator[Step]:
     ends, owner = texts.ends()
     rows = block_rows(head, texts)
     blocks = torch.arange(len(texts.starts), device=ends.device)
-    for depth in range(head.shape.n_steps):
+    for depth in range(head.shape.block_size):
         starts = texts.starts[blocks]
         step = Step(depth, blocks, rows[blocks, depth], starts + depth + 1)
         yield step
@@ -267,94 +224,35 @@ def with_fewer(texts: Texts, share: float, generator: torch.Generator) -> Texts:
 
 
 def set_induction_heads(
-    # an initialised head whose first slot drafts, with n_head equal to n_head_kv; any other stays
-    # unchanged
-    head: DFlashHead,
+    head: DFlashHead,  # initialised
     seen: Sample,
     counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
     seed: int,  # the seed of the directions
 ) -> float:
-    """Sets two thirds of the heads as induction heads that also look at the row before the block.
+    """Sets two thirds of the first layer's heads as induction heads, and the encoding of features.
 
-    Only if the first layer input identifies the token.
+    Only if the first layer input identifies the token: returns the R^2 of that.
     """
     shape = head.shape
     d, size = shape.n_embd, shape.head_size
-    if shape.first_slot or shape.n_head != shape.n_head_kv:
-        return 0.0
-    used = max(int(_SHARE * shape.n_head), 1) * size
+    used = max(int(INDUCTION_SHARE * shape.n_head), 1) * size
     n = used // size * (size // 2)
-    weights = torch.from_numpy(counts).double() + 0.1
-    embedding = normed(head.embedding.double(), shape.rms_eps)
-    directions = equal_directions(embedding, weights / weights.sum(), n, seed)
     scale = torch.from_numpy(np.maximum(seen.channel_rms[:d], 1e-6)).double()
     x = torch.from_numpy(seen.rows).double() / scale
-    token_map, r2 = fit_token_map(x, (embedding @ directions.T)[torch.from_numpy(seen.tokens)])
+    directions, token_map, r2 = find_tokens(head, x, seen.tokens, counts, n, seed)
     if r2 < MIN_R2:
         return r2
-    weights[shape.mask_token] = weights.sum()  # as often as all others: it is in most slots
-    upright = _one_of(embedding, weights)
-    last = torch.from_numpy(seen.last)
-    end_scale = torch.from_numpy(np.maximum(seen.channel_rms[-d:], 1e-6)).double()
-    both = torch.cat((x, last.double() / end_scale), dim=1)
-    one = _one_of(both, None)
-    space = _Space(upright / upright.norm(), used, n, seed)
-    _set_first_layer(head, space, directions, token_map / scale, last)
-    with torch.no_grad():
-        fc = head.weight("fc.weight")
-        fc[:, :d] -= torch.outer(space.upright, one[:d] / scale).float()
-        fc[:, -d:] -= torch.outer(space.upright, one[d:] / end_scale).float()
-    if shape.n_layer > 1 and _is_sure(embedding, weights, upright) and _is_sure(both, None, one):
-        _set_second_layer(head, space, seed)
-    return r2
-
-
-def _one_of(x: Tensor, weights: Tensor | None) -> Tensor:
-    """The direction [width] in which rows x [m, width] are nearest to 1."""
-    weights = torch.ones_like(x[:, 0]) if weights is None else weights
-    gram = (x * weights[:, None]).T @ x
-    ridge = 1e-3 * gram.diagonal().mean() * torch.eye(x.shape[1], dtype=x.dtype)
-    return torch.linalg.solve(gram + ridge, weights @ x)
-
-
-def _is_sure(x: Tensor, weights: Tensor | None, direction: Tensor) -> bool:
-    """Whether nearly all rows [m, width], weighted by frequency, are on one side of it."""
-    weights = torch.ones_like(x[:, 0]) if weights is None else weights
-    return float(weights[x @ direction > 0].sum() / weights.sum()) >= _MIN_SURE
-
-
-class _Space:
-    """The directions of a row, and their initial use."""
-
-    def __init__(self, upright: Tensor, used: int, n_token: int, seed: int) -> None:
-        d = len(upright)
-        generator = torch.Generator().manual_seed(seed + 1)
-        drawn = torch.randn(d, d - 1, generator=generator, dtype=torch.float64)
-        self.upright = upright
-        self.axes = torch.linalg.qr(torch.cat((upright[:, None], drawn), dim=1)).Q[:, 1:]
-        self.used, self.n_token = used, n_token
-        self.n_next = min(used, d - 1 - n_token)
-
-
-def _set_first_layer(
-    head: DFlashHead, space: _Space, directions: Tensor, token_map: Tensor, last: Tensor
-) -> None:
-    """Sets the first layer and the encoding of features.
-
-    `directions` [n, n_embd] tell tokens apart; `token_map` leads to them from the first layer
-    input.
-    """
-    d, size, used = head.shape.n_embd, head.shape.head_size, space.used
-    n, n_next = space.n_token, space.n_next
+    n_next, last = min(used, d - n), torch.from_numpy(seen.last)
     output = head.weight("output.weight").detach().double()
     widest = torch.linalg.eigh(output.T @ output).eigenvectors.flip(1)[:, :n_next].float()
     rms = (last @ widest).square().mean().sqrt().clamp(min=1e-6)
-    axes = space.axes.float()
+    generator = torch.Generator().manual_seed(seed + 1)
+    axes = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q.float()
     with torch.no_grad():
         # A row of features: which token it belongs to, and what the target said there.
         fc = head.weight("fc.weight")
         fc.zero_()
-        fc[:, :d] = axes[:, :n] @ token_map.float()
+        fc[:, :d] = axes[:, :n] @ (token_map / scale).float()
         fc[:, -d:] += axes[:, n : n + n_next] @ widest.T / rms
         # In the half of a head's numbers that RoPE turns slowest: number i goes with i + size / 2.
         numbers = torch.arange(used).view(-1, 2, size // 2)
@@ -374,38 +272,7 @@ def _set_first_layer(
             head.weight(f"blk.{i}.ffn_down.weight").mul_(_NOISE)
             if i:
                 head.weight(f"blk.{i}.attn_output.weight").mul_(_NOISE)
-
-
-def _set_second_layer(head: DFlashHead, space: _Space, seed: int) -> None:
-    """Makes heads of the second layer copy the row before the block.
-
-    All its queries are one vector and so are all keys of features, turned by RoPE so that a row at
-    a distance of one fits best; keys of slots are the opposite.
-    """
-    d, size, used = head.shape.n_embd, head.shape.head_size, space.used
-    n, n_next = space.n_token, space.n_next
-    upright = space.upright.float()
-    angles = head.frequencies[:_PAIRS].cpu()
-    query, key = torch.zeros(2, size // 2), torch.zeros(2, size // 2)
-    key[0, : len(angles)] = 1
-    query[0, : len(angles)], query[1, : len(angles)] = angles.cos(), -angles.sin()
-    n_heads = used // size
-    generator = torch.Generator().manual_seed(seed + 2)
-    spread = torch.linalg.qr(torch.randn(d, n_next, generator=generator)).Q
-    with torch.no_grad():
-        # What the first layer adds leaves this direction alone.
-        for name in ("attn_output", "ffn_down"):
-            out = head.weight(f"blk.0.{name}.weight")
-            out -= torch.outer(upright, upright @ out)
-        q, k = head.weight("blk.1.attn_q.weight"), head.weight("blk.1.attn_k.weight")
-        q[:used] = _SURE * torch.outer(query.flatten().repeat(n_heads), upright)
-        k[:used] = -_SURE * torch.outer(key.flatten().repeat(n_heads), upright)
-        v, out = head.weight("blk.1.attn_v.weight"), head.weight("blk.1.attn_output.weight")
-        v[:used], out[:, :used] = 0, 0
-        v[:n_next] = space.axes[:, n : n + n_next].T.float()
-        out[:, :n_next] = _LAST_ROW * spread
-        for part in ("q", "k"):
-            head.weight(f"blk.1.attn_{part}_norm.weight").fill_(_SHARPNESS)
+    return r2
 
 
 class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
@@ -413,11 +280,11 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
 
     title = "DFlash"
     head_class = DFlashHead
+    missed_share = 0.0  # Spec-AUF, arXiv 2607.01893
 
     def __init__(self, config: DFlashTrainConfig, model: Model) -> None:
         super().__init__(config, model)
-        self.n_steps = config.head.n_steps
-        self._mask_token = 0
+        self.n_steps = config.head.block_size
 
     def shape_of(self, keys: Keys, sizes: Sizes, n_draft_vocab: int) -> DFlashShape:
         """See Kind."""
@@ -428,59 +295,46 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
             n_layer=int(keys["block_count"]),
             block_size=int(keys["block_size"]),
             mask_token=int(keys[MASK_KEY]),
-            markov_rank=sizes.get("markov_w2.weight", (0, 0))[1],
+            markov_rank=sizes["markov_w2.weight"][1],
             **common_sizes(keys),
         )
 
     def shape(self, start: Inputs) -> DFlashShape:
         """See Kind."""
-        wanted = self.config.head
+        counts = token_counts(start.corpus, start.train, self.model.info.n_vocab)
         return DFlashShape(
-            **self.common_sizes(start, grouped=not wanted.markov_rank),
-            n_layer=wanted.n_layer,
-            block_size=wanted.block_size,
-            mask_token=self._mask_token,
-            markov_rank=wanted.markov_rank,
+            **self.common_sizes(start),
+            n_layer=self.config.head.n_layer,
+            block_size=self.n_steps,
+            mask_token=choose_mask_token(self.model.vocab, counts, start.weights.embedding),
+            markov_rank=_MARKOV_RANK,
         )
 
-    def new_head(self, start: Inputs, reporter: Reporter) -> DFlashHead:
-        """A head with induction heads and the target's output directions; the rest is random."""
-        weights, seed = start.weights, self.config.fit.seed
-        counts = token_counts(start.corpus, start.train, self.model.info.n_vocab)
-        mask = choose_mask_token(self.model.vocab, counts, weights.embedding)
-        self._mask_token = mask
-        head = DFlashHead(self.shape(start), weights.embedding, start.vocab.d2t)
-        seen = sample_of(start)
-        initialise(head, weights.output, weights.output_norm, seen.channel_rms, seed)
-        r2 = set_induction_heads(head, seen, counts, seed)
-        if self.config.head.markov_rank:
-            reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
-        piece = self.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
-        reporter.line(f"mask token: {mask} ({piece!r})")
-        return head
+    def begin(
+        self, head: DFlashHead, weights: TargetWeights, seen: Sample,
+        counts: npt.NDArray[np.int64],
+    ) -> float:  # fmt: skip
+        """See Kind."""
+        initialise(head, weights, seen, self.config.fit.seed)
+        return set_induction_heads(head, seen, counts, self.config.fit.seed)
 
     def known_head(self, start: Inputs, init: InitDraft) -> DFlashHead:
         """A head for an earlier draft, with its block size."""
         head = super().known_head(start, init)
-        self.n_steps = head.shape.n_steps
+        self.n_steps = head.shape.block_size
         return head
 
     def default_layers(self, n_layer: int) -> tuple[int, ...]:
         """See Kind."""
         return block_layers(n_layer)
 
-    def asked(self, head: DFlashHead, texts: Texts, generator: torch.Generator) -> Texts:
+    def asked(self, texts: Texts, generator: torch.Generator) -> Texts:
         """See Kind: blocks begin at some of the positions."""
-        texts = super().asked(head, texts, generator)
-        return with_fewer(texts, self.config.fit.anchor_share, generator)
+        return with_fewer(super().asked(texts, generator), _ANCHOR_SHARE, generator)
 
     def steps(self, head: DFlashHead, texts: Texts) -> Iterator[Step]:
         """See Kind."""
         return run_blocks(head, texts)
-
-    def weighted(self, steps: Sequence[StepLoss], n_drafts: int) -> Tensor:
-        """See Kind."""
-        return by_expected_length(steps, n_drafts, _ALPHA)
 
     def keys(self, head: DFlashHead) -> dict[str, Any]:
         """The mask token, in place of one that the target's tokenizer names."""

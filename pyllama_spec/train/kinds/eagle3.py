@@ -21,24 +21,22 @@ from torch import Tensor
 
 from pyllama_spec.engine import Model
 from pyllama_spec.train.config import Eagle3TrainConfig
-from pyllama_spec.train.corpus.selection import Sample, token_counts
-from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.corpus.selection import Sample
 from pyllama_spec.train.run.chains import ChainHead, Pairs
 from pyllama_spec.train.run.head import (
+    INDUCTION_SHARE,
     MIN_R2,
     DraftShape,
     draw_matrices,
-    equal_directions,
-    fit_token_map,
+    find_tokens,
     normed,
     target_output,
+    token_shares,
 )
-from pyllama_spec.train.run.init_draft import Keys, Sizes, common_sizes
-from pyllama_spec.train.run.kind import ChainKind, Inputs, sample_of
-from pyllama_spec.train.run.target_weights import default_layers
+from pyllama_spec.train.run.init_draft import InitDraft, Keys, Sizes, common_sizes
+from pyllama_spec.train.run.kind import ChainKind, Inputs
+from pyllama_spec.train.run.target_weights import TargetWeights, default_layers
 
-# The share of induction heads; the others are free.
-_SHARE = 2 / 3
 # Size of a match before the softmax, in units of its spread over other tokens, squared; and of what
 # a copied token adds to a row. Both from trials on SmolLM2.
 _SHARPNESS = 16.0
@@ -129,14 +127,7 @@ class Eagle3Head(ChainHead):
         return (h if self.shape.is_plain else y), y
 
 
-def initialise(
-    head: Eagle3Head,
-    output: npt.NDArray[np.float32],  # [n_vocab, n_embd] float32, the target's output rows
-    # [n_embd] float32, the target's last norm, which is folded into the rows
-    output_norm: npt.NDArray[np.float32] | None,
-    feature_rms: npt.NDArray[np.float32],  # [n_layers] float32, the RMS of each layer input
-    seed: int,  # the seed of the random weights
-) -> None:
+def initialise(head: Eagle3Head, weights: TargetWeights, seen: Sample, seed: int) -> None:
     """Sets the initial weights.
 
     The last layer input passes through `fc` as it is, and the output's rows point where the
@@ -154,14 +145,13 @@ def initialise(
         fc = head.weight("fc.weight")
         fc[:, -d:] += torch.eye(d)
         if shape.is_plain:  # rows of about unit size, as normed ones are
-            scale = 1.0 / np.maximum(feature_rms, 1e-6)
+            scale = 1.0 / np.maximum(seen.rms, 1e-6)
             fc *= torch.from_numpy(scale.astype(np.float32)).repeat_interleave(d)
-        head.weight("output.weight").copy_(target_output(head, output, output_norm))
+        head.weight("output.weight").copy_(target_output(head, weights))
 
 
 def set_induction_heads(
-    # an initialised head with n_head equal to n_head_kv; any other stays unchanged
-    head: Eagle3Head,
+    head: Eagle3Head,  # initialised
     seen: Sample,
     counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
     seed: int,  # the seed of the directions
@@ -173,15 +163,11 @@ def set_induction_heads(
     added along the widest directions of the output's rows.
     """
     shape = head.shape
-    if shape.n_head != shape.n_head_kv:
-        return 0.0
-    n_heads, half = max(int(_SHARE * shape.n_head), 1), shape.head_size // 2
+    n_heads, half = max(int(INDUCTION_SHARE * shape.n_head), 1), shape.head_size // 2
     n = n_heads * half
-    embedding = normed(head.embedding.double(), shape.rms_eps)
-    weights = torch.from_numpy(counts).double() + 0.1
-    weights /= weights.sum()
-    directions = equal_directions(embedding, weights, n, seed)
-    token_map, r2 = _fit(head, seen, embedding @ directions.T)
+    x = torch.from_numpy(seen.rows.astype(np.float64))
+    x = x if shape.is_plain else normed(x, shape.rms_eps)
+    directions, token_map, r2 = find_tokens(head, x, seen.tokens, counts, n, seed)
     if r2 < MIN_R2:
         return r2
     with torch.no_grad():
@@ -196,7 +182,7 @@ def set_induction_heads(
         q[:used], k[:used] = 0, 0
         q[slow, :d] = gain * directions.float()
         k[slow, d : d + n] = gain * torch.eye(n)
-        to_output, widest = _output_map(head, embedding, weights, used)
+        to_output, widest = _output_map(head, token_shares(counts), used)
         v, out = head.weight("blk.0.attn_v.weight"), head.weight("blk.0.attn_output.weight")
         v[:used] = 0
         v[:used, :d] = (widest @ to_output).float()
@@ -204,19 +190,9 @@ def set_induction_heads(
     return r2
 
 
-def _fit(head: Eagle3Head, seen: Sample, wanted: Tensor) -> tuple[Tensor, float]:
-    """The map [n, n_embd] from the first layer input to `wanted`, and its R^2."""
-    x = torch.from_numpy(seen.rows.astype(np.float64))
-    if not head.shape.is_plain:
-        x = normed(x, head.shape.rms_eps)
-    return fit_token_map(x, wanted[torch.from_numpy(seen.tokens)])
-
-
-def _output_map(
-    head: Eagle3Head, embedding: Tensor, weights: Tensor, n: int
-) -> tuple[Tensor, Tensor]:
+def _output_map(head: Eagle3Head, weights: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The map [d, d] from embeddings to output rows, and the widest directions [n, d] of these."""
-    d2t = head.d2t.cpu()
+    d2t, embedding = head.d2t.cpu(), normed(head.embedding.double(), head.shape.rms_eps)
     output = head.weight("output.weight").detach().double()
     root = weights[d2t].sqrt()[:, None]
     x, y = embedding[d2t] * root, output * root
@@ -235,6 +211,8 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
     def __init__(self, config: Eagle3TrainConfig, model: Model) -> None:
         super().__init__(config, model)
         self.n_steps = config.fit.n_steps
+        if config.head.plain:  # stock llama.cpp copies nothing
+            self.copied_share = 1.0
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
         """A remark on options that stock llama.cpp does not load."""
@@ -258,24 +236,23 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
         """See Kind."""
         return HeadShape(**self.common_sizes(start), is_plain=self.config.head.plain)
 
-    def new_head(self, start: Inputs, reporter: Reporter) -> Eagle3Head:
-        """A head initialised with induction heads and the target's output."""
-        weights, shape, seed = start.weights, self.shape(start), self.config.fit.seed
-        head = Eagle3Head(shape, weights.embedding, start.vocab.d2t)
-        seen = sample_of(start)
-        initialise(head, weights.output, weights.output_norm, seen.rms, seed)
-        counts = token_counts(start.corpus, start.train, shape.n_vocab)
-        r2 = set_induction_heads(head, seen, counts, seed)
-        reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
+    def begin(
+        self, head: Eagle3Head, weights: TargetWeights, seen: Sample,
+        counts: npt.NDArray[np.int64],
+    ) -> float:  # fmt: skip
+        """See Kind."""
+        initialise(head, weights, seen, self.config.fit.seed)
+        return set_induction_heads(head, seen, counts, self.config.fit.seed)
+
+    def known_head(self, start: Inputs, init: InitDraft) -> Eagle3Head:
+        """A head for an earlier draft, trained where that is asked."""
+        head = super().known_head(start, init)
+        self.copied_share = 1.0 if head.shape.is_plain else type(self).copied_share
         return head
 
     def default_layers(self, n_layer: int) -> tuple[int, ...]:
         """See Kind."""
         return default_layers(n_layer, is_plain=self.config.head.plain)
-
-    def is_for_stock(self, head: Eagle3Head) -> bool:
-        """See Kind."""
-        return head.shape.is_plain
 
 
 KIND = Eagle3Kind

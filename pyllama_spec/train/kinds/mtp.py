@@ -27,7 +27,6 @@ from torch import Tensor
 
 from pyllama_spec.engine import Model, ModelInfo
 from pyllama_spec.engine.model import HEAD_ROWS
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.reader import GgufTensor, read_keys, read_table
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.values import read_floats, read_stored
@@ -69,7 +68,7 @@ class MtpHead(ChainHead):
     ) -> None:  # fmt: skip
         super().__init__(shape, embedding, d2t)
         self.shape, n_rot = shape, shape.n_rot
-        pairs = torch.arange(0, n_rot, 2, dtype=torch.float64) / max(n_rot, 1)
+        pairs = torch.arange(0, n_rot, 2, dtype=torch.float64) / n_rot
         angles = (shape.rope_base**-pairs).float()
         self.register_buffer("frequencies", angles, persistent=False)
         for name, values in fixed.items():
@@ -102,44 +101,27 @@ class MtpHead(ChainHead):
         return Pairs(x, self._block_norm(x, "attn_norm"))
 
     def queries(self, pairs: Pairs, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See ChainHead; the queries are scaled for scores by the root of their size."""
-        shape, normed = self.shape, pairs.read
-        if shape.n_latent:
-            gate = self._block(normed, "attn_gate")[..., None] if shape.has("attn_gate") else None
-            return self._latent_queries(normed, positions), gate
-        q, gate = self._block(normed, "attn_q").unflatten(-1, (shape.n_head, -1)), None
-        if shape.family.attention == "gated":
+        """See ChainHead."""
+        q, gate = self._block(pairs.read, "attn_q").unflatten(-1, (self.shape.n_head, -1)), None
+        if self.shape.family.is_gated:
             q, gate = q.chunk(2, dim=-1)
         return self._turn(self._head_norm(q, "attn_q_norm"), positions), gate
 
     def keys_and_values(self, pairs: Pairs, positions: Tensor) -> tuple[Tensor, Tensor]:
         """See ChainHead."""
-        normed = pairs.read
-        if self.shape.n_latent:
-            latent, k = self._latent_row(normed)
-            keys = torch.cat((latent, self._turn(k, positions)), dim=-1)
-            return keys, torch.cat((latent, torch.zeros_like(k)), dim=-1)
-        k = self._head_norm(self._heads_of(self._block(normed, "attn_k")), "attn_k_norm")
-        return self._turn(k, positions), self._heads_of(self._block(normed, "attn_v"))
+        k = self._head_norm(self._heads_of(self._block(pairs.read, "attn_k")), "attn_k_norm")
+        return self._turn(k, positions), self._heads_of(self._block(pairs.read, "attn_v"))
 
     def finish(
         self, pairs: Pairs, attended: Tensor, gate: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See ChainHead."""
-        if self.shape.n_latent:
-            latent = attended[..., : self.shape.n_latent]
-            attended = torch.einsum("hvr,nhr->nhv", self._fixed("attn_v_b"), latent)
         if gate is not None:
             attended = attended * torch.sigmoid(gate)
-        attended_out = self._block(attended.flatten(-2), "attn_output").float()
-        before, x = self.shape.family.ffn_norm, pairs.rows
-        if before:
-            x = x + attended_out
-            x = x + self._feed(self._block_norm(x, before))
-        else:  # beside attention
-            x = x + attended_out + self._feed(pairs.read)
-        row = self._last_norm(x)
-        return row, row * self.shape.logit_scale
+        x = pairs.rows + self._block(attended.flatten(-2), "attn_output").float()
+        x = x + self._feed(self._block_norm(x, self.shape.family.ffn_norm))
+        row = self._norm(x, self.shape.last_norm)
+        return row, row
 
     def _heads_of(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.shape.n_head_kv, -1))
@@ -147,41 +129,11 @@ class MtpHead(ChainHead):
     def _head_norm(self, x: Tensor, name: str) -> Tensor:
         return self._block_norm(x, name) if self.shape.has(name) else x
 
-    def _latent_queries(self, normed: Tensor, positions: Tensor) -> Tensor:
-        """The queries of latent attention, with their rotated part after."""
-        shape = self.shape
-        if shape.has("attn_q"):
-            q = self._block(normed, "attn_q")
-        else:
-            low = self._block_norm(self._block(normed, "attn_q_a"), "attn_q_a_norm")
-            q = self._block(low, "attn_q_b")
-        q = q.unflatten(-1, (shape.n_head, shape.head_size))
-        plain, turned = q.split((shape.head_size - shape.n_rot, shape.n_rot), dim=-1)
-        absorbed = torch.einsum("hrm,nhm->nhr", self._fixed("attn_k_b"), plain)
-        out = torch.cat((absorbed, self._turn(turned, positions)), dim=-1)
-        # attend() divides by the root of what a query has; here it is that of a head's own size.
-        scaled: Tensor = out * (out.shape[-1] / shape.head_size) ** 0.5
-        return scaled
-
-    def _latent_row(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """The latent row shared by all heads, and the rotated part of its key: [n, 1, ..]."""
-        shape = self.shape
-        row = self._block(normed, "attn_kv_a_mqa")[:, None]
-        latent, k = row.split((shape.n_latent, shape.n_rot), dim=-1)
-        return self._block_norm(latent, "attn_kv_a_norm"), k.float()
-
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        n_rot, kind = self.shape.n_rot, self.shape.family.rope
-        if not n_rot:
-            return x
+        n_rot = self.shape.n_rot
         cos, sin = self._angles(positions)
-        head = x[..., :n_rot].float()
-        if kind == "pairs":
-            a, b = head[..., 0::2], head[..., 1::2]
-            turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
-        else:
-            a, b = head.chunk(2, dim=-1)
-            turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+        a, b = x[..., :n_rot].float().chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
         return torch.cat((turned.to(x.dtype), x[..., n_rot:]), dim=-1)
 
     def _feed(self, x: Tensor) -> Tensor:
@@ -196,29 +148,21 @@ class MtpHead(ChainHead):
                 gate = self.weight(shape.tensor("ffn_gate_inp_shexp")).view(1, -1)
                 shared = shared * torch.sigmoid(nnf.linear(x, gate))
             out = out + shared
-            out = out if shape.family.ffn_norm else out / 2
         return out
 
     def _dense(self, x: Tensor, end: str) -> Tensor:
         up = self._block(x, f"ffn_up{end}")
-        if self.shape.family.is_squared:
-            return self._block(nnf.relu(up).square(), f"ffn_down{end}")
         return self._block(nnf.silu(self._block(x, f"ffn_gate{end}")) * up, f"ffn_down{end}")
 
     def _routed(self, x: Tensor) -> Tensor:
         """The weighted output of each token's experts: [n, n_embd] float32."""
         chosen, shares = self._routes(x)
-        up, down = self._fixed("ffn_up_exps"), self._fixed("ffn_down_exps")
+        gate, up, down = (self._fixed(f"ffn_{name}_exps") for name in ("gate", "up", "down"))
         parts, places = [], []
         for expert in chosen.unique().tolist():
             rows, slot = (chosen == expert).nonzero(as_tuple=True)
             one = x[rows]
-            inner = nnf.linear(one, up[expert])
-            if self.shape.family.is_squared:
-                inner = nnf.relu(inner).square()
-            else:
-                gate = self._fixed("ffn_gate_exps")[expert]
-                inner = nnf.silu(nnf.linear(one, gate)) * inner
+            inner = nnf.silu(nnf.linear(one, gate[expert])) * nnf.linear(one, up[expert])
             out_of = nnf.linear(inner, down[expert]).float()
             parts.append(out_of * shares[rows, slot, None])
             places.append(rows)
@@ -243,15 +187,6 @@ class MtpHead(ChainHead):
         if shape.is_normed:
             shares = shares / shares.sum(-1, keepdim=True).clamp(min=_LEAST_SUM)
         return chosen, shares * shape.expert_scale
-
-    def _last_norm(self, x: Tensor) -> Tensor:
-        """The output of the last norm, [n, n_embd] float32."""
-        if not self.shape.family.has_centred_norm:
-            return self._norm(x, self.shape.last_norm)
-        x = x.float()
-        centred = x - x.mean(-1, keepdim=True)
-        scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.shape.last_eps)
-        return centred * scale * self.weight(self.shape.last_norm)
 
     def trained(self) -> dict[str, Any]:
         """The trained tensors by GGUF name, float32."""
@@ -355,14 +290,6 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         super().__init__(config, model)
         self.n_steps = config.fit.n_steps
         self._source = _open_head_for(config.begun_with, model.info)
-        window, n_ctx = self._source.shape.n_window, config.corpus.n_ctx
-        # Training lets each token see all before it.
-        if window and n_ctx + self.n_steps > window:
-            raise ArgumentError(
-                "n_ctx", n_ctx, f"at most {window - self.n_steps}: the MTP head of "
-                f"{config.begun_with.name} attends only to the last {window} tokens, "
-                f"{self.n_steps} of them drafted",
-            )  # fmt: skip
         self._source.check()  # before hours of text
 
     def default_layers(self, n_layer: int) -> tuple[int, ...]:
@@ -380,7 +307,7 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         record = read_keys(path, lambda name: name.startswith("pyllama_spec.train."))
         return InitDraft(
             path.name, hash_file(path), head.shape, np.arange(head.shape.n_vocab, dtype=np.int64),
-            head.trained(), None, n_text({name: key.value for name, key in record.items()}),
+            head.trained(), n_text({name: key.value for name, key in record.items()}),
         )  # fmt: skip
 
     def shape(self, start: Inputs) -> MtpShape:

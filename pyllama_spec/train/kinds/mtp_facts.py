@@ -1,8 +1,8 @@
 """The shape of a GGUF's MTP head, and whether it can be trained.
 
-A head is one block after the layers: norms, a joining matrix, attention and a feed-forward part
-that depends on the architecture. Tensors that its architecture here does not know are refused by
-name, since a gradient through half a graph makes a head that no engine computes.
+A head is one block after the layers: norms, a joining matrix, attention and a feed-forward part.
+Tensors that its architecture here does not know are refused by name, since a gradient through half
+a graph makes a head that no engine computes.
 """
 
 from __future__ import annotations
@@ -27,41 +27,30 @@ _SOFTMAX, _SIGMOID = 1, 2
 class Family:
     """The structure of an architecture's MTP block."""
 
-    # "grouped" queries; "gated", with an output gate after each head's query; or "latent", where
-    # all heads attend to one row
-    attention: str
-    rope: str  # which numbers RoPE rotates together: "halves", neighbouring "pairs", or "none"
-    ffn_norm: str  # the norm before the feed-forward part; "" if that runs beside attention
-    gating: int = 0  # the router's gating if the file has no key for it; 0 if the key is required
-    gating_is_fixed: bool = False  # whether the engine ignores the file's key
-    # whether the weights of a token's experts sum to one; None if the file says it
-    normed: bool | None = None
-    # whether its feed-forward parts are two matrices with relu(x)**2 in between
-    is_squared: bool = False
-    has_centred_norm: bool = False  # whether the last norm subtracts the mean
+    is_gated: bool  # whether each head's query has a gate of the attention's output beside it
+    ffn_norm: str  # the norm before the feed-forward part
+    gating: int  # the router's gating, if the file has no key for it
+    # whether the engine ignores the file's keys of gating and of weights that sum to one
+    is_fixed: bool = False
 
 
-_QWEN = Family(
-    "gated", "halves", "post_attention_norm", _SOFTMAX, gating_is_fixed=True, normed=True
-)
+_QWEN = Family(True, "post_attention_norm", _SOFTMAX, is_fixed=True)
 FAMILIES: Mapping[str, Family] = {
     "qwen35": _QWEN,
     "qwen35moe": _QWEN,
     "qwen3next": _QWEN,
-    "glm4moe": Family("grouped", "halves", "post_attention_norm", _SIGMOID),
-    "hy_v3": Family("grouped", "halves", "ffn_norm", _SIGMOID),
-    "cohere2moe": Family("grouped", "pairs", "", _SIGMOID),
-    "nemotron_h_moe": Family(
-        "grouped", "none", "post_attention_norm", _SIGMOID, gating_is_fixed=True, is_squared=True,
-        has_centred_norm=True,
-    ),
-    "deepseek2": Family("latent", "pairs", "ffn_norm"),
-    "bailingmoe3": Family("latent", "pairs", "ffn_norm"),
-}  # fmt: skip
+    "glm4moe": Family(False, "post_attention_norm", _SIGMOID),
+    "hy_v3": Family(False, "ffn_norm", _SIGMOID),
+}
 """Architectures whose heads can be trained, by the engine's names."""
 
 _INDEXER = "an indexer chooses which tokens it attends to, and no gradient goes through a choice"
+_LATENT = "training has no graph of its attention over one latent row"
 REFUSED: Mapping[str, str] = {
+    "deepseek2": _LATENT,
+    "bailingmoe3": _LATENT,
+    "cohere2moe": "training has no graph of its window and its parallel feed-forward part",
+    "nemotron_h_moe": "training has no graph of its feed-forward part and its last norm",
     "deepseek32": _INDEXER,
     "glm-dsa": _INDEXER,
     "glm5-next": _INDEXER,
@@ -76,8 +65,8 @@ TABLES: tuple[str, ...] = ("token_embd.weight", "output.weight", "output_norm.we
 """What the file of a head alone has beside the block."""
 
 _OTHER = "`train eagle3` makes a draft of another kind for it"
-_MOE = ("ffn_gate_inp", "ffn_up_exps", "ffn_down_exps")
-_SHARED = ("ffn_up_shexp", "ffn_down_shexp")
+_MOE = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 
 
 def head_note(info: ModelInfo, name: str) -> str | None:
@@ -94,28 +83,18 @@ def head_note(info: ModelInfo, name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class MtpShape(DraftShape):
-    """The shape of a trainable head; see DraftShape. n_draft_vocab counts the tokens in the loss.
-
-    n_head_kv is 1 if attention is latent.
-    """
+    """The shape of a trainable head; see DraftShape. n_draft_vocab counts tokens in the loss."""
 
     arch: str  # general.architecture of the file
     block: int  # the number of its block
-    n_key: int  # the size of a head's query, for latent attention without the absorbed part
-    n_rot: int  # how many numbers of it RoPE rotates; 0 for none
-    n_latent: int  # the size of the row that latent attention reads; otherwise 0
-    last_eps: float  # the constant of the norm before the output
-    n_window: int  # the most tokens that it attends to; 0 for all
+    n_key: int  # the size of a head's query
+    n_rot: int  # how many numbers of it RoPE rotates
     n_used: int  # experts per token; 0 without experts
     gating: int  # 1 softmax, 2 sigmoid
     is_normed: bool  # whether the weights of a token's experts sum to one
     expert_scale: float  # a factor on these weights
-    logit_scale: float  # a factor on logits
     trained: dict[str, tuple[int, ...]]  # the shapes of trained tensors: [n_out, n_in] or [n]
     fixed: tuple[str, ...]  # tensors that stay unchanged, the vocabulary's tables included
-
-    def __post_init__(self) -> None:
-        """Checks nothing: the engine has loaded a head of these sizes."""
 
     @property
     def head_size(self) -> int:
@@ -143,8 +122,7 @@ class MtpShape(DraftShape):
     @property
     def last_norm(self) -> str:
         """The norm before the output, which every written head has."""
-        ling = self.arch == "bailingmoe3"
-        return self.tensor("layer_output_norm" if ling else "nextn.shared_head_norm")
+        return self.tensor("nextn.shared_head_norm")
 
 
 def read_shape(path: Path, info: ModelInfo) -> MtpShape:
@@ -171,17 +149,14 @@ def read_shape(path: Path, info: ModelInfo) -> MtpShape:
         else:
             trained[name] = tensors[name].shape
     n_head = keys.number("attention.head_count")
-    rms_eps = keys.real("attention.layer_norm_rms_epsilon")
     has_experts = f"blk.{block}.ffn_gate_inp.weight" in tensors
     shape = MtpShape(
         n_vocab=info.n_vocab, n_draft_vocab=info.n_vocab, n_embd=info.n_embd,
         target_layers=(HEAD_ROWS,), n_head=n_head, n_ff=0,
-        rope_base=keys.real("rope.freq_base", 10000.0), rms_eps=rms_eps,
+        rope_base=keys.real("rope.freq_base", 10000.0),
+        rms_eps=keys.real("attention.layer_norm_rms_epsilon"),
         arch=info.arch, block=block, **_attention(keys, tensors, family, n_head),
-        last_eps=keys.real("attention.layer_norm_epsilon") if family.has_centred_norm else rms_eps,
-        n_window=keys.number("attention.sliding_window", 0),
-        **_experts(path, keys, family, has_experts),
-        logit_scale=keys.real("logit_scale", 1.0), trained=trained, fixed=tuple(fixed),
+        **_experts(path, keys, family, has_experts), trained=trained, fixed=tuple(fixed),
     )  # fmt: skip
     trained[shape.last_norm] = (info.n_embd,)
     return shape
@@ -214,7 +189,10 @@ class _Keys:
 
 def _check_keys(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> None:
     """Raises for positions, attention or experts that training does not compute."""
-    usual = {"rope.scaling.factor": 1.0, "attention.scale": 0.0, "expert_group_count": 1.0}
+    usual = {
+        "rope.scaling.factor": 1.0, "attention.scale": 0.0, "attention.sliding_window": 0.0,
+        "expert_group_count": 1.0, "logit_scale": 1.0,
+    }  # fmt: skip
     odd = [name for name in tensors if name.startswith("rope_f")]
     odd += [name for name, value in usual.items() if keys.real(name, value) not in (0.0, value)]
     if odd:
@@ -240,25 +218,15 @@ def _block_names(
     own = {name.removeprefix(prefix).removesuffix(".weight") for name in names}
     needed = ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm", "attn_output"]
     optional = ["nextn.shared_head_norm", "nextn.embed_tokens", "nextn.shared_head_head"]
-    optional += ["layer_output_norm"]
-    if family.attention == "latent":
-        needed += ["attn_kv_a_mqa", "attn_kv_a_norm", "attn_k_b", "attn_v_b"]
-        needed += ["attn_q"] if "attn_q" in own else ["attn_q_a", "attn_q_a_norm", "attn_q_b"]
-        optional += ["attn_gate"]
-    else:
-        needed += ["attn_q", "attn_k", "attn_v"]
-        is_gated = family.attention == "gated"
-        (needed if is_gated else optional).extend(("attn_q_norm", "attn_k_norm"))
-        optional += [] if is_gated else ["attn_q.bias", "attn_k.bias", "attn_v.bias"]
-    needed += [family.ffn_norm] if family.ffn_norm else []
-    gate = [] if family.is_squared else ["ffn_gate"]
+    needed += ["attn_q", "attn_k", "attn_v", family.ffn_norm]
+    (needed if family.is_gated else optional).extend(("attn_q_norm", "attn_k_norm"))
+    optional += [] if family.is_gated else ["attn_q.bias", "attn_k.bias", "attn_v.bias"]
     if "ffn_gate_inp" in own:
-        needed += [*_MOE, *(f"{name}_exps" for name in gate)]
+        needed += _MOE
         optional += ["exp_probs_b", "exp_probs_b.bias", "ffn_gate_inp_shexp"]
-        shared = [*_SHARED, *(f"{name}_shexp" for name in gate)]
-        (needed if "ffn_up_shexp" in own else optional).extend(shared)
+        (needed if "ffn_up_shexp" in own else optional).extend(_SHARED)
     else:
-        needed += ["ffn_up", "ffn_down", *gate]
+        needed += ["ffn_up", "ffn_down", "ffn_gate"]
     missing = [name for name in needed if name not in own]
     if missing:
         raise TrainError(
@@ -275,18 +243,10 @@ def _attention(
     keys: _Keys, tensors: Mapping[str, GgufTensor], family: Family, n_head: int
 ) -> dict[str, Any]:
     """The sizes of the attention; the engine has compared the tensors' with the keys."""
-    if family.attention == "latent":
-        return {
-            "n_head_kv": 1,
-            "n_key": keys.number("attention.key_length_mla"),
-            "n_rot": keys.number("rope.dimension_count"),
-            "n_latent": keys.number("attention.kv_lora_rank"),
-        }
-    n_parts = 2 if family.attention == "gated" else 1  # of what attn_q gives each head
+    n_parts = 2 if family.is_gated else 1  # of what attn_q gives each head
     size = tensors[f"blk.{keys.block}.attn_q.weight"].shape[0] // n_head // n_parts
-    n_rot = 0 if family.rope == "none" else keys.number("rope.dimension_count", size)
-    n_kv = keys.number("attention.head_count_kv")
-    return {"n_head_kv": n_kv, "n_key": size, "n_rot": n_rot, "n_latent": 0}
+    n_rot = keys.number("rope.dimension_count", size)
+    return {"n_head_kv": keys.number("attention.head_count_kv"), "n_key": size, "n_rot": n_rot}
 
 
 def _experts(path: Path, keys: _Keys, family: Family, has_experts: bool) -> dict[str, Any]:
@@ -294,16 +254,15 @@ def _experts(path: Path, keys: _Keys, family: Family, has_experts: bool) -> dict
     if not has_experts:
         return {"n_used": 0, "gating": 0, "is_normed": False, "expert_scale": 1.0}
     gating = family.gating
-    if not family.gating_is_fixed:
-        gating = keys.number("expert_gating_func", family.gating or None) or family.gating
+    if not family.is_fixed:
+        gating = keys.number("expert_gating_func", gating) or gating
     if gating not in (_SOFTMAX, _SIGMOID):
         why = f"its experts are chosen by function {gating}, and training knows softmax and sigmoid"
         raise _refused(path, why)
-    normed = family.normed
     return {
         "n_used": keys.number("expert_used_count"),
         "gating": gating,
-        "is_normed": bool(keys.get("expert_weights_norm", False)) if normed is None else normed,
+        "is_normed": family.is_fixed or bool(keys.get("expert_weights_norm", False)),
         # The engine takes 0, which it reads from files without the key, for 1.
         "expert_scale": keys.real("expert_weights_scale", 1.0) or 1.0,
     }

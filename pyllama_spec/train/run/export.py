@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from pyllama_spec._version import __version__
@@ -18,8 +16,7 @@ from pyllama_spec.gguf.target import Target, read_target
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Kind as ExportType
 from pyllama_spec.gguf.writer import Output, write_gguf
-from pyllama_spec.train.config import N_TOP, command
-from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.config import N_TOP
 from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.kind import H, Inputs, Kind
@@ -36,7 +33,6 @@ def export_head(
     export_type: str,
     record: Mapping[str, Any],
     keys: Mapping[str, Any] | None = None,
-    extra: Sequence[PlannedTensor] = (),
 ) -> int:
     """Writes the file, and returns its size in bytes.
 
@@ -49,7 +45,6 @@ def export_head(
     tensors = [PlannedTensor.of_weights(*tensor) for tensor in head.tensors().items()]
     d2t = head.d2t.cpu().numpy()
     tensors.append(PlannedTensor("d2t", d2t.shape, values=d2t))
-    tensors += extra
     output = Output(arch, name, named, tokenizer, tensors, cast(ExportType, export_type))
     return write_gguf(path, output).n_bytes
 
@@ -63,27 +58,20 @@ def write_draft(
     export_type: str,
     init: InitDraft | None,
     facts: Mapping[str, Any],
-    reporter: Reporter,
 ) -> int:
     """Writes a run's draft with its provenance, and returns its size in bytes.
 
     The provenance are the keys under pyllama_spec.train; `facts` are those of the run alone.
     """
     config, weights = kind.config, inputs.weights
-    # The texts that the head learned from: held-out texts stay unknown to it.
-    sequences = [inputs.corpus.sequences[i] for i in inputs.train]
     versions = {
-        "pyllama_spec": __version__,
-        "engine": engine_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
+        "pyllama_spec": __version__, "engine": engine_version(), "torch": str(torch.__version__),
+    }  # fmt: skip
     settings = {
-        "corpus": config.corpus.identity(), "fit": asdict(config.fit), "n_top": N_TOP,
+        "kind": config.kind, "corpus": config.corpus.identity(), "fit": asdict(config.fit),
+        "n_top": N_TOP,
     }  # fmt: skip
     record = {
-        "command": command(config),
         "versions": json.dumps(versions, sort_keys=True),
         "settings": json.dumps(settings, sort_keys=True),
         "seed": config.corpus.seed,
@@ -100,5 +88,4 @@ def write_draft(
         head, read_target(config.target), path, arch=config.kind,
         name=f"{weights.name} {kind.title}", n_ctx=kind.model.info.n_ctx_train,
         export_type=export_type, record=record, keys=kind.keys(head),
-        extra=kind.extra_tensors(head, sequences, init, reporter),
     )  # fmt: skip

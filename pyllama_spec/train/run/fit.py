@@ -66,10 +66,10 @@ class Checkpoints:
             identity, state = content["identity"], content["state"]
         except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of unpickling
             raise CheckpointError(
-                f"{path} is damaged ({type(error).__name__}: {error}); --restart begins the "
+                f"{path} is damaged ({type(error).__name__}: {error}); remove it to begin the "
                 "training again with the same text"
             ) from None
-        check_same(identity, self._identity, path, ", or --restart to train from the beginning")
+        check_same(identity, self._identity, path, ", or remove it to train from the beginning")
         checkpoint: dict[str, Any] = state
         return checkpoint
 
@@ -78,7 +78,7 @@ class Checkpoints:
         """The remedy for a diverged fit: its last state and how to restart, as "... with"."""
         if self._folder is None:
             return "The draft is as it was; begin again with"
-        return f"The checkpoint in {self._folder} is of before; begin again with --restart and"
+        return f"Remove {self._folder}, and begin again with"
 
 
 # Sequences of one measurement's batch; without gradients they take little memory.
@@ -86,6 +86,7 @@ _MEASURE_SEQUENCES = 8
 # The share of the peak rate at the end.
 _FLOOR = 0.01
 _BETAS = (0.9, 0.95)
+_WEIGHT_DECAY = 0.01
 
 
 @dataclass(slots=True)
@@ -102,7 +103,6 @@ class FitState:
     untrained: Acceptance | None = None  # the head's acceptance before the first step
     # since the last measurement, of each step by depth
     losses: list[list[float]] = field(default_factory=list)
-    hits: list[list[float]] = field(default_factory=list)
 
 
 class Fit(Generic[H]):
@@ -131,13 +131,12 @@ class Fit(Generic[H]):
         self._device = head.embedding.device.type
         self._lengths = [len(text.corpus.sequences[i].tokens) for i in text.train]
         self.n_steps = count_batches(self._lengths, config.batch_tokens, config.seed, config.epochs)
-        head.weight("output.weight").requires_grad_(config.train_output)
         trained = [p for p in head.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim > 1]
         vectors = [p for p in trained if p.ndim == 1]
         self._optimizer = torch.optim.AdamW(
             [
-                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": matrices, "weight_decay": _WEIGHT_DECAY},
                 {"params": vectors, "weight_decay": 0.0},
             ],
             lr=config.lr,
@@ -212,9 +211,7 @@ class Fit(Generic[H]):
         state.step += 1
         state.n_tokens += sum(text.corpus.sequences[i].n_answer for i in indices)
         state.losses.append(losses.by_depth)
-        state.hits.append(losses.hits)
-        hits = " ".join(f"{100 * hit:.0f}%" for hit in losses.hits)
-        note = f"step {state.step}/{self.n_steps}, loss {total:.3f}, right {hits}"
+        note = f"step {state.step}/{self.n_steps}, loss {total:.3f}"
         self._reporter.progress("training", state.step / self.n_steps, note)
 
     def _generator(self) -> torch.Generator:
@@ -247,10 +244,10 @@ class Fit(Generic[H]):
         loss = _mean(state.losses)
         state.course.append({
             "step": state.step, "n_tokens": state.n_tokens, "lr": rate, "loss": loss,
-            "hits": _mean(state.hits), "acceptance": acceptance.by_depth,
+            "acceptance": acceptance.by_depth,
             "tokens_per_round": acceptance.tokens_per_round,
         })  # fmt: skip
-        state.losses, state.hits = [], []
+        state.losses = []
         by_depth = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
         self._reporter.line(
             f"step {state.step} of {self.n_steps}: loss {loss[0]:.3f}, accepted {by_depth}, "

@@ -1,7 +1,7 @@
 """Trains a draft further from its owner's use: on answers, and on the draft's errors.
 
-The texts are those of a draft memory, only ids; the target's features of them are computed again,
-into unnamed files, so that a run leaves only the draft. A store holds a conversation in parts: each
+The texts are those of a draft memory, only ids; the target's features of them are computed again
+and stay in memory, so that a run leaves only the draft. A store holds a conversation in parts: each
 has what a turn added, after the MAX_MATCH tokens before it. The target read everything before a
 part, so the parts are joined again. A text longer than the read limit is cut into overlapping
 pieces, and the windows to learn from are cut out of them.
@@ -27,12 +27,12 @@ from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.drafters.suffix.upkeep import parents_of
 from pyllama_spec.gguf.reader import read_table
 from pyllama_spec.train.config import N_TOP, RunConfig
-from pyllama_spec.train.corpus.generate import Generator, TargetFeatures, token_bytes
+from pyllama_spec.train.corpus.generate import Generator, TargetFeatures
 from pyllama_spec.train.corpus.quality import fingerprint, is_repetitive
 from pyllama_spec.train.corpus.store import Corpus, TextSequence, hash_tokens
-from pyllama_spec.train.corpus.tasks import make_source
+from pyllama_spec.train.corpus.tasks import has_template, make_source
 from pyllama_spec.train.errors import TrainError, writing
-from pyllama_spec.train.files import keep_old, locked, scratch_array
+from pyllama_spec.train.files import keep_old, locked
 from pyllama_spec.train.progress import Reporter, interruptions
 from pyllama_spec.train.run.export import write_draft
 from pyllama_spec.train.run.fit import Checkpoints, Fit
@@ -273,23 +273,11 @@ class UseRun(RunBase[H]):
                 f"the draft memory {use.store} has {n} conversations with answers, and training "
                 "needs at least 3; use it for more requests (files of `memory build` do not count)"
             )
-        n_tokens = sum(len(window.tokens) for piece in pieces for _, window in piece.windows)
-        n_bytes = n_tokens * token_bytes(self._width, N_TOP)
-        if n_bytes > self._config.max_disk_bytes:
-            raise TrainError(
-                f"the features of {n_tokens} tokens are {n_bytes / 1e9:.1f} GB; give a larger "
-                "--max-disk, or fewer --tokens"
-            )
         return pieces
 
     def _compute(self, pieces: list[Piece]) -> list[TargetFeatures]:
-        """The features of all windows, in unnamed files."""
-        n = sum(len(window.tokens) for piece in pieces for _, window in piece.windows)
-        folder = self._out.parent
-        rows = scratch_array(folder, (n, self._width), np.float16)
-        ids = scratch_array(folder, (n, N_TOP), np.uint32)
-        log_p = scratch_array(folder, (n, N_TOP), np.float16)
-        total, done, at = sum(len(piece.sequence.tokens) for piece in pieces), 0, 0
+        """The features of all windows."""
+        total, done = sum(len(piece.sequence.tokens) for piece in pieces), 0
         n_piece = max(len(piece.sequence.tokens) for piece in pieces)
         out: list[TargetFeatures] = []
         live = self._live_features(n_piece, reuses=True)
@@ -297,12 +285,9 @@ class UseRun(RunBase[H]):
             for piece in pieces:
                 read = live.of(piece.sequence)
                 for begin, window in piece.windows:
-                    to = slice(at, at + len(window.tokens))
                     of = slice(begin, begin + len(window.tokens))
-                    rows[to], ids[to] = read.rows[of], read.top_ids[of]
-                    log_p[to] = read.top_log_p[of]
-                    out.append(TargetFeatures(rows[to], ids[to], log_p[to]))
-                    at = to.stop
+                    parts = (read.rows[of], read.top_ids[of], read.top_log_p[of])
+                    out.append(TargetFeatures(*(part.copy() for part in parts)))
                 done += len(piece.sequence.tokens)
                 note = f"{done} of {total} tokens"
                 self._reporter.progress("reading features", done / total, note)
@@ -313,7 +298,8 @@ class UseRun(RunBase[H]):
     def _other_text(self) -> list[tuple[TextSequence, TargetFeatures]]:
         """Greedy answers that do not come from the store."""
         n_wanted, out = self._use.n_other_tokens, []
-        if not n_wanted:
+        has_prompts = self._config.corpus.prompts is not None or has_template(self._model)
+        if not n_wanted or not has_prompts:
             return []
         config = replace(
             self._config.corpus, n_tokens=n_wanted, n_parallel=_PARALLEL, greedy_share=1.0
@@ -366,7 +352,6 @@ class UseRun(RunBase[H]):
         judged = [i for i, key in enumerate(keys) if key in judging]
         learned = [sequences[i] for i in train]
         vocab = self._kind.vocab(learned, self._draft)
-        assert vocab is not None  # there is an earlier draft
         corpus = Corpus(sequences, [], hash_tokens(sequences))
         inputs = Inputs(weights, self._layers, corpus, features.__getitem__, vocab, train, held_out)
         head = self._kind.known_head(inputs, self._draft)
@@ -389,7 +374,6 @@ class UseRun(RunBase[H]):
             write_draft(
                 self._kind, head, inputs, new, export_type=self._type(), init=self._draft,
                 facts={"tokens": state.n_tokens, "corpus_tokens": n_answer},
-                reporter=self._reporter,
             )  # fmt: skip
             # The weights as the file has them: its type has fewer digits.
             head.load_tensors(self._kind.read_draft(new).tensors)

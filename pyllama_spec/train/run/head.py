@@ -19,9 +19,12 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.train.run.target_weights import TargetWeights
 
 # The share of a token's direction that the first layer input must tell, else nothing can be found.
 MIN_R2 = 0.5
+# The share of induction heads; the others are free.
+INDUCTION_SHARE = 2 / 3
 _RIDGE = 1e-2
 
 
@@ -30,7 +33,28 @@ def normed(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> Tensor:
+def find_tokens(
+    head: DraftHead,
+    x: Tensor,  # [m, width] float64, what tells a token
+    tokens: npt.NDArray[np.int64],  # [m] int64, the token of each row
+    counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
+    n: int,
+    seed: int,
+) -> tuple[Tensor, Tensor, float]:
+    """Directions [n, n_embd] that tell tokens apart, the map [n, width] from x to them, its R^2."""
+    embedding = normed(head.embedding.double(), head.sizes.rms_eps)
+    directions = _equal_directions(embedding, token_shares(counts), n, seed)
+    token_map, r2 = _fit_token_map(x, (embedding @ directions.T)[torch.from_numpy(tokens)])
+    return directions, token_map, r2
+
+
+def token_shares(counts: npt.NDArray[np.int64]) -> Tensor:
+    """The share of each token in the text, [n_vocab]; none is 0."""
+    weights = torch.from_numpy(counts).double() + 0.1
+    return weights / weights.sum()
+
+
+def _equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> Tensor:
     """[n, n_embd]: the tokens' widest directions, each scaled to a spread of 1, and mixed.
 
     None has a component along the tokens' mean, which distinguishes no token.
@@ -47,7 +71,7 @@ def equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> T
     return mixed
 
 
-def fit_token_map(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+def _fit_token_map(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """The linear map [n, width] from rows x [m, width] to y [m, n], and its R^2.
 
     This is R^2 on the last fifth of the rows, which are held out.
@@ -81,18 +105,6 @@ class DraftShape(ABC):
     n_ff: int  # width of its feed-forward blocks
     rope_base: float  # constants
     rms_eps: float
-
-    def __post_init__(self) -> None:
-        if self.n_embd % self.n_head or (self.n_embd // self.n_head) % 2:
-            raise ArgumentError(
-                "n_head",
-                self.n_head,
-                f"a divisor of the width {self.n_embd} with heads of an even size",
-            )
-        if self.n_head % self.n_head_kv:
-            raise ArgumentError(
-                "n_head", self.n_head, f"a multiple of `n_head_kv={self.n_head_kv}`"
-            )
 
     @property
     def head_size(self) -> int:
@@ -162,6 +174,7 @@ class DraftHead(nn.Module):
         self.weights = nn.ParameterDict(
             {_key(name): nn.Parameter(torch.ones(size)) for name, size in sizes.items()}
         )
+        self.weight("output.weight").requires_grad_(False)  # the target's
         self._names = list(sizes)
         pairs = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
         # RoFormer (arXiv 2104.09864): pair i turns by base ** (-2i / size) per position.
@@ -233,18 +246,16 @@ def draw_matrices(
         weight.copy_(torch.randn(weight.shape, generator=generator) * std)
 
 
-def target_output(
-    head: DraftHead, output: npt.NDArray[np.float32], output_norm: npt.NDArray[np.float32] | None
-) -> Tensor:
+def target_output(head: DraftHead, weights: TargetWeights) -> Tensor:
     """The target's output rows of the draft vocabulary, [n_draft_vocab, n_embd].
 
     They lose what they have in common, which no softmax sees, and are scaled to logits of unit
-    size: a head that is sure without reason would first have to unlearn that. `output_norm`, the
-    target's last norm, is folded in.
+    size: a head that is sure without reason would first have to unlearn that. The target's last
+    norm is folded in.
     """
-    rows = torch.from_numpy(output)[head.d2t.cpu()]
-    if output_norm is not None:
-        rows = rows * torch.from_numpy(output_norm)
+    rows = torch.from_numpy(weights.output)[head.d2t.cpu()]
+    if weights.output_norm is not None:
+        rows = rows * torch.from_numpy(weights.output_norm)
     rows = rows - rows.mean(0)
     rows /= rows.square().sum(1).mean().sqrt().clamp(min=1e-6)
     return rows

@@ -1,7 +1,6 @@
 """Continues an earlier draft: with further text, or for a fine-tuned target.
 
-Its shape, its draft vocabulary and its weights are taken over, and its n-gram table continues
-beside the counts of the new text.
+Its shape, its draft vocabulary and its weights are taken over.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Model, ModelInfo
-from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.reader import read_gguf
 from pyllama_spec.gguf.values import read_floats, read_ids
@@ -37,7 +35,6 @@ class InitDraft:
     shape: DraftShape  # the shape of the head
     d2t: npt.NDArray[np.int64]  # [n_draft_vocab] int64, the target's id of each draft id
     tensors: Mapping[str, npt.NDArray[np.float32]]  # the tensors as float32, by their GGUF names
-    ngrams: NgramArrays | None  # its n-gram table, if it has one
     # the answer tokens of its text and of that of the drafts that it started from
     n_text: int
 
@@ -51,7 +48,6 @@ def read_init_draft(
     with Model(path) as model:
         if model.info.arch != arch:
             raise TrainError(f"{path.name} is a {model.info.arch}, not a draft of kind {arch}")
-        arrays = model.ngram_arrays()
     wanted = (f"{arch}.", _TRAIN, "tokenizer.ggml.mask")
     file = read_gguf(path, lambda name: name.startswith(wanted))
     keys = {name.removeprefix(f"{arch}."): key.value for name, key in file.keys.items()}
@@ -78,7 +74,7 @@ def read_init_draft(
         raise TrainError(_unlike(path, read))
     for name, values in tensors.items():
         check_finite(path, name, values)
-    return InitDraft(path.name, hash_file(path), shape, d2t, tensors, arrays, n_text(keys))
+    return InitDraft(path.name, hash_file(path), shape, d2t, tensors, n_text(keys))
 
 
 def n_text(keys: Mapping[str, Any]) -> int:

@@ -13,23 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from pyllama_spec.engine import Model
-from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Output
-from pyllama_spec.train.config import N_NGRAMS, Eagle3TrainConfig, MtpTrainConfig, RunConfig
-from pyllama_spec.train.corpus.draft_vocab import DraftVocab, known_draft_vocab
+from pyllama_spec.train.config import Eagle3TrainConfig, MtpTrainConfig, RunConfig
+from pyllama_spec.train.corpus.draft_vocab import (
+    DraftVocab,
+    choose_draft_vocab,
+    ending_tokens,
+    known_draft_vocab,
+)
 from pyllama_spec.train.corpus.features import Features
-from pyllama_spec.train.corpus.selection import Sample, sample
+from pyllama_spec.train.corpus.selection import Sample, sample, token_counts
 from pyllama_spec.train.corpus.store import Corpus, TextSequence
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.chains import ChainHead, run_chains
 from pyllama_spec.train.run.head import DraftHead, DraftShape, default_n_head
 from pyllama_spec.train.run.init_draft import InitDraft, Keys, Sizes, read_init_draft
-from pyllama_spec.train.run.ngrams import table_of
-from pyllama_spec.train.run.objective import Losses, Step, StepLoss, decayed, draft_losses
+from pyllama_spec.train.run.objective import Losses, Step, draft_losses
 from pyllama_spec.train.run.target_weights import TargetWeights, default_layers
 from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
 
@@ -39,8 +43,6 @@ C = TypeVar("C", bound=RunConfig)
 CC = TypeVar("CC", Eagle3TrainConfig, MtpTrainConfig)
 # Sequences whose rows give the scale of a layer's input, and how the first one tells its token.
 _SAMPLE_SEQUENCES = 64
-# The share of drafts that begin where decoding would copy, unless a run gives another.
-_COPIED_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,6 @@ class Inputs:
     held_out: list[int]
 
 
-def sample_of(start: Inputs) -> Sample:
-    """The statistics that initialise a head."""
-    some = start.train[:_SAMPLE_SEQUENCES]
-    return sample(some, start.corpus, start.source, len(start.layers))
-
-
 class Kind(ABC, Generic[H, C]):
     """A kind of draft, for one run.
 
@@ -70,12 +66,18 @@ class Kind(ABC, Generic[H, C]):
         head_class: the class of its heads.
         must_gain: whether a file that is no better on held-out text than the initial head is not
             written.
+        copied_share: the share of drafts that begin where decoding would copy, drawn anew in each
+            batch.
+        missed_share: the share of drafts, drawn in the same way, that continue to learn after a
+            wrong pick, where decoding would reject the rest.
         n_steps: the tokens of a draft.
     """
 
     title: str
     head_class: type[H]
     must_gain: bool = False
+    copied_share: float = 0.1
+    missed_share: float = 0.2
     n_steps: int
 
     def __init__(self, config: C, model: Model) -> None:
@@ -93,18 +95,17 @@ class Kind(ABC, Generic[H, C]):
         """Reads an earlier draft of the kind for this target."""
         return read_init_draft(path, self.model.info, self.config.kind, self.shape_of)
 
-    def common_sizes(self, start: Inputs, *, grouped: bool = False) -> dict[str, Any]:
+    def common_sizes(self, start: Inputs) -> dict[str, Any]:
         """The fields of DraftShape for a new head."""
         info, wanted = self.model.info, self.config.head
-        n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
-        fits = grouped and info.n_head_kv > 0 and n_head % info.n_head_kv == 0
+        n_head = default_n_head(info.n_embd, info.n_head)
         return {
             "n_vocab": info.n_vocab,
             "n_draft_vocab": len(start.vocab.d2t),
             "n_embd": info.n_embd,
             "target_layers": start.layers,
             "n_head": n_head,
-            "n_head_kv": wanted.n_head_kv or (info.n_head_kv if fits else n_head),
+            "n_head_kv": n_head,
             "n_ff": wanted.n_ff or start.weights.n_ff,
             "rope_base": start.weights.rope_base,
             "rms_eps": start.weights.rms_eps,
@@ -114,9 +115,24 @@ class Kind(ABC, Generic[H, C]):
     def shape(self, start: Inputs) -> DraftShape:
         """The shape of a new head."""
 
-    @abstractmethod
+    def begin(
+        self, head: H, weights: TargetWeights, seen: Sample, counts: npt.NDArray[np.int64]
+    ) -> float:
+        """Sets the initial weights of a new head, and returns how well it tells tokens, an R^2.
+
+        `counts` are the occurrences of each token in the text, [n_vocab] int64.
+        """
+        raise NotImplementedError
+
     def new_head(self, start: Inputs, reporter: Reporter) -> H:
         """A head with initial weights, on the CPU."""
+        head = self.head_class(self.shape(start), start.weights.embedding, start.vocab.d2t)
+        some = start.train[:_SAMPLE_SEQUENCES]
+        seen = sample(some, start.corpus, start.source, len(start.layers))
+        counts = token_counts(start.corpus, start.train, self.model.info.n_vocab)
+        r2 = self.begin(head, start.weights, seen, counts)
+        reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
+        return head
 
     def known_head(self, start: Inputs, init: InitDraft) -> H:
         """A head of an earlier draft's shape; the caller sets its weights."""
@@ -126,40 +142,30 @@ class Kind(ABC, Generic[H, C]):
     def steps(self, head: H, texts: Texts) -> Iterator[Step]:
         """The steps of the drafts from all starts."""
 
-    @abstractmethod
-    def weighted(self, steps: Sequence[StepLoss], n_drafts: int) -> Tensor:
-        """Joins the losses of all depths of so many drafts: a scalar with its gradient."""
-
     def losses(
         self, head: H, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
         """The loss of a batch, from the positions where decoding asks the draft."""
-        texts, missed_share = self.asked(head, texts, generator), self.config.fit.missed_share
+        texts = self.asked(texts, generator)
         return draft_losses(
-            head, self.steps(head, texts), texts, self.n_steps, self.weighted, dtype, missed_share,
-            generator,
-        )  # fmt: skip
+            head, self.steps(head, texts), texts, self.n_steps, dtype, self.missed_share, generator
+        )
 
     def default_layers(self, n_layer: int) -> tuple[int, ...]:
         """The layer inputs that a new draft reads of a target of n_layer layers."""
         return default_layers(n_layer)
 
-    def is_for_stock(self, head: H) -> bool:
-        """Whether a head is for stock llama.cpp, which neither copies nor reads n-gram tables."""
-        return False
-
-    def asked(self, head: H, texts: Texts, generator: torch.Generator) -> Texts:
+    def asked(self, texts: Texts, generator: torch.Generator) -> Texts:
         """The drafts for which decoding asks the head, and a share of the others."""
-        share = self.config.fit.copied_share
-        if share is None:
-            share = 1.0 if self.is_for_stock(head) else _COPIED_SHARE
-        return with_fewer_lookups(texts, share, generator)
+        return with_fewer_lookups(texts, self.copied_share, generator)
 
-    def vocab(self, sequences: Sequence[TextSequence], init: InitDraft | None) -> DraftVocab | None:
-        """The draft vocabulary of an earlier draft; None if it has to be chosen."""
-        if init is None:
-            return None
-        return known_draft_vocab(sequences, self.model.info.n_vocab, init.d2t)
+    def vocab(self, sequences: Sequence[TextSequence], init: InitDraft | None) -> DraftVocab:
+        """The draft vocabulary: an earlier draft's, or one for the text."""
+        n_vocab = self.model.info.n_vocab
+        if init is not None:
+            return known_draft_vocab(sequences, n_vocab, init.d2t)
+        always = ending_tokens(self.model.vocab)
+        return choose_draft_vocab(sequences, n_vocab, self.config.head.n_draft_vocab, always)
 
     def output(
         self, head: H, name: str, record: Mapping[str, Any], export_type: str
@@ -171,15 +177,6 @@ class Kind(ABC, Generic[H, C]):
         """Further keys of the file, with full names."""
         return {}
 
-    def extra_tensors(
-        self, head: H, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter
-    ) -> list[PlannedTensor]:
-        """Further tensors of the file: the n-gram table of the training texts."""
-        most = self.config.n_ngrams
-        if most is None:
-            most = 0 if self.is_for_stock(head) else N_NGRAMS
-        return table_of(sequences, init, most, reporter)
-
 
 class ChainKind(Kind[CH, CC]):
     """A kind whose heads draft a token per step."""
@@ -187,7 +184,3 @@ class ChainKind(Kind[CH, CC]):
     def steps(self, head: CH, texts: Texts) -> Iterator[Step]:
         """See Kind."""
         return run_chains(head, texts, self.n_steps)
-
-    def weighted(self, steps: Sequence[StepLoss], n_drafts: int) -> Tensor:
-        """See Kind."""
-        return decayed(steps, self.config.fit.step_decay)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from pyllama_spec.train.run.texts import Texts
 
 # Rows of logits that are worked on at once: in float32 they stay in a CPU's cache.
 _CHUNK = 128
+# The loss at depth s counts this ** s.
+_DECAY = 0.8
 
 
 @dataclass(slots=True)
@@ -45,56 +47,12 @@ def that_go_on(step: Step, texts: Texts, ends: Tensor) -> Tensor:
 
 
 @dataclass(slots=True)
-class StepLoss:
-    """The losses of one depth."""
-
-    drafts: Tensor  # [c] int64, as in Step
-    losses: Tensor  # [c] float32 with a gradient
-    mass: float  # the sum of the target's probabilities in the draft vocabulary
-    q: Tensor  # [c] float32, the draft's probability of the text's token
-
-
-Weighted = Callable[[Sequence[StepLoss], int], Tensor]
-"""Joins the losses of all depths of so many drafts: a scalar with its gradient."""
-
-
-def decayed(steps: Sequence[StepLoss], decay: float) -> Tensor:
-    """The mean loss over all steps; one at depth s has the weight decay ** s."""
-    total, mass = torch.zeros((), device=steps[0].losses.device), 0.0
-    for depth, step in enumerate(steps):
-        total = total + decay**depth * step.losses.sum()
-        mass += decay**depth * step.mass
-    return total / max(mass, 1e-6)
-
-
-def by_expected_length(steps: Sequence[StepLoss], n_drafts: int, alpha: float) -> Tensor:
-    """The loss by what each depth adds to the expected number of accepted tokens.
-
-    D-PACE, arXiv 2605.18810: with q the draft's probability of the text's token and
-    q' = (1 - alpha) q + alpha, a draft is expected to have S = q'_0 + q'_0 q'_1 + ... tokens
-    accepted; a step counts what S has of products that its own q' stands in, and the sum is divided
-    by the number of drafts. The weights have no gradient.
-    """
-    device = steps[0].q.device
-    survival = torch.zeros(n_drafts, len(steps), device=device)
-    product = torch.ones(n_drafts, device=device)
-    for s, step in enumerate(steps):
-        smooth = (1 - alpha) * step.q + alpha
-        product = product.index_put((step.drafts,), product[step.drafts] * smooth)
-        survival[step.drafts, s] = product[step.drafts]
-    weights = survival.flip(1).cumsum(1).flip(1)
-    parts = [(weights[step.drafts, s] * step.losses).sum() for s, step in enumerate(steps)]
-    return torch.stack(parts).sum() / n_drafts
-
-
-@dataclass(slots=True)
 class Losses:
-    """The loss of a batch, and the right picks by depth."""
+    """The loss of a batch."""
 
     total: Tensor  # the weighted sum, a scalar with its gradient
     # [n_steps] mean cross-entropy, in nats; 0 for depths that no draft reached
     by_depth: list[float]
-    hits: list[float]  # [n_steps] share of steps whose likeliest token is the target's, likewise
 
 
 def draft_losses(
@@ -102,7 +60,6 @@ def draft_losses(
     steps: Iterator[Step],  # runs its drafts over the batch
     texts: Texts,
     n_steps: int,  # the number of steps per draft
-    weighted: Weighted,
     dtype: torch.dtype,  # the dtype of the products with the output matrix
     missed_share: float,  # the share of drafts that continue after a wrong pick
     generator: torch.Generator,  # a CPU generator that draws them
@@ -112,30 +69,20 @@ def draft_losses(
     A draft whose pick is not the text's token would have ended there in decoding. Of these,
     missed_share continue nonetheless: what is learned at one depth helps the others.
     """
-    output = head.weight("output.weight")
-    if not output.requires_grad:
-        output = output.to(dtype)  # once for all depths
-    by_depth, hits = [0.0] * n_steps, [0.0] * n_steps
-    taken: list[StepLoss] = []
+    output = head.weight("output.weight").to(dtype)  # once for all depths
+    by_depth = [0.0] * n_steps
+    total, all_mass = torch.zeros((), device=output.device), 0.0
     for step in steps:
-        p, ids, token = (
-            texts.target_p[step.at],
-            texts.target_ids[step.at],
-            texts.tokens[step.at + 1],
-        )
-        label = torch.searchsorted(head.d2t, token).clamp(max=len(head.d2t) - 1)
-        known = head.d2t[label] == token
+        p, ids = texts.target_p[step.at], texts.target_ids[step.at]
         low, matrix = head.followers(texts.tokens[step.at])
-        losses, best, log_q = SoftCrossEntropy.apply(
-            step.y, output, low, matrix, ids, p, label, dtype
-        )
-        q = torch.where(known, log_q.exp(), torch.zeros_like(log_q))
-        taken.append(StepLoss(step.drafts, losses, float(p.sum()), q))
-        by_depth[step.depth] = float(losses.detach().sum()) / max(taken[-1].mass, 1e-6)
-        hits[step.depth] = float(is_likeliest(best, ids, p).float().mean())
+        losses, best = SoftCrossEntropy.apply(step.y, output, low, matrix, ids, p, dtype)
+        mass, weight = float(p.sum()), _DECAY**step.depth
+        total = total + weight * losses.sum()
+        all_mass += weight * mass
+        by_depth[step.depth] = float(losses.detach().sum()) / max(mass, 1e-6)
         lucky = torch.rand(len(best), generator=generator).to(best.device) < missed_share
-        step.goes_on = (known & (best == label)) | lucky
-    return Losses(weighted(taken, len(texts.starts)), by_depth, hits)
+        step.goes_on = (head.d2t[best] == texts.tokens[step.at + 1]) | lucky
+    return Losses(total / max(all_mass, 1e-6), by_depth)
 
 
 def count_accepted(head: DraftHead, steps: Iterator[Step], texts: Texts) -> Tensor:
@@ -156,83 +103,56 @@ class SoftCrossEntropy(torch.autograd.Function):
     The target's distribution is cut to the tokens that can be drafted: -sum(p log q). So a place
     where the target prefers tokens that cannot be drafted hardly counts. Logits are as wide as the
     draft vocabulary, and keeping them for a backward pass costs more time than the products: their
-    gradient, w softmax - p with w = sum(p), is made at once, chunk by chunk, and kept only where
-    the matrix is trained.
+    gradient, w softmax - p with w = sum(p), is made at once, chunk by chunk. The output matrix
+    is not trained.
     """
 
     @staticmethod
     def forward(
         ctx: Any,  # PyTorch's context
         y: Tensor,  # [c, n_embd] float32, normalised rows
-        output: Tensor,  # [n_draft_vocab, n_embd] float32
+        output: Tensor,  # [n_draft_vocab, n_embd] in the dtype of the products
         low: Tensor | None,  # [c, rank] float32, rows of a low-rank addition to the logits; or None
         bias: Tensor | None,  # [n_draft_vocab, rank] float32, the matrix of this addition
         ids: Tensor,  # [c, k] int64, draft ids of the target's likeliest tokens
         p: Tensor,  # [c, k] their probabilities; 0 for ids outside the draft vocabulary
-        label: Tensor,  # [c] int64, the draft id of the text's own token
         dtype: torch.dtype,  # the dtype of the products
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The cross-entropies, the likeliest draft ids, and the labels' probabilities.
-
-        Returns:
-            [c] float32 with a gradient, [c] int64, and [c] float32 natural logarithms.
-        """
+    ) -> tuple[Tensor, Tensor]:
+        """The cross-entropies, [c] float32 with a gradient, and the likeliest draft ids, [c]."""
         p = p.float()
-        rows, matrix, weight = y.to(dtype), output.to(dtype), p.sum(-1)
+        rows, weight = y.to(dtype), p.sum(-1)
         more = None if low is None or bias is None else (low.to(dtype), bias.to(dtype))
         gradient = torch.empty(len(y), len(output), dtype=dtype, device=y.device)
         best = torch.empty(len(y), dtype=torch.int64, device=y.device)
         losses = torch.empty(len(y), device=y.device)
-        log_q = torch.empty(len(y), device=y.device)
         for at in range(0, len(y), _CHUNK):
             part = slice(at, at + _CHUNK)
-            logits = (rows[part] @ matrix.T).float()
+            logits = (rows[part] @ output.T).float()
             if more is not None:
                 logits += (more[0][part] @ more[1].T).float()
             expected = (p[part] * logits.gather(1, ids[part])).sum(-1)
             highest, best[part] = logits.max(-1)
-            log_q[part] = logits.gather(1, label[part, None])[:, 0]
             e = logits.sub_(highest[:, None]).exp_()
             sums = e.sum(-1)
-            log_sum = highest + sums.log()
-            losses[part] = weight[part] * log_sum - expected
-            log_q[part] -= log_sum
+            losses[part] = weight[part] * (highest + sums.log()) - expected
             e.mul_((weight[part] / sums)[:, None]).scatter_add_(1, ids[part], -p[part])
             gradient[part] = e
-        needs = ctx.needs_input_grad
         ctx.save_for_backward(
-            gradient @ matrix,
-            None if more is None else gradient @ more[1],
-            gradient if needs[1] or needs[3] else None,
-            rows if needs[1] else None,
-            more[0] if more is not None and needs[3] else None,
+            gradient @ output,
+            *(() if more is None else (gradient @ more[1], gradient, more[0])),
         )
-        ctx.mark_non_differentiable(best, log_q)
-        return losses, best, log_q
+        ctx.mark_non_differentiable(best)
+        return losses, best
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients by y, output, low and bias; `scale` is [c]."""
-        by_y, by_low, gradient, rows, low = ctx.saved_tensors
-        column = scale[:, None]
-
-        def by_matrix(x: Tensor | None) -> Tensor | None:
-            return None if x is None else (gradient.T @ (x * column.to(x.dtype))).float()
-
-        return (
-            by_y.float() * column, by_matrix(rows),
-            None if by_low is None else by_low.float() * column, by_matrix(low),
-            None, None, None, None,
-        )  # fmt: skip
-
-
-def is_likeliest(best: Tensor, ids: Tensor, p: Tensor) -> Tensor:
-    """Whether a pick [c] is the likeliest of a target's draftable tokens [c, k]: [c] bool."""
-    likeliest = p.max(-1)
-    right: Tensor = (best == ids.gather(1, likeliest.indices[:, None])[:, 0]) & (
-        likeliest.values > 0
-    )
-    return right
+        """The gradients by y, low and bias; `scale` is [c]."""
+        by_y, *more = ctx.saved_tensors
+        column, by_low, by_bias = scale[:, None], None, None
+        if more:
+            by_low = more[0].float() * column
+            by_bias = (more[1].T @ (more[2] * column.to(more[2].dtype))).float()
+        return by_y.float() * column, None, by_low, by_bias, None, None, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Generic
 
-import numpy as np
 import torch
 
 from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.train.config import N_TOP, RunConfig
 from pyllama_spec.train.corpus.build import build_corpus, corpus_identity
-from pyllama_spec.train.corpus.draft_vocab import (
-    DraftVocab,
-    choose_draft_vocab,
-    choose_size,
-    coverage,
-    ending_tokens,
-    head_bytes,
-)
 from pyllama_spec.train.corpus.features import (
     FeatureSource,
     FeatureStore,
@@ -35,10 +24,9 @@ from pyllama_spec.train.corpus.features import (
 from pyllama_spec.train.corpus.generate import token_bytes
 from pyllama_spec.train.corpus.selection import split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
-from pyllama_spec.train.corpus.tasks import has_template
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import locked, read_json, write_json
-from pyllama_spec.train.progress import Reporter, time_of_run
+from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.export import write_draft
 from pyllama_spec.train.run.fit import Checkpoints, Fit, FitState
 from pyllama_spec.train.run.kind import H, Inputs, Kind
@@ -118,32 +106,24 @@ class Pipeline(RunBase[H]):
         with locked(self._work / ".lock", "--work folder"):
             weights = read_weights(self._config.target, self._model.info)
             corpus, source = self._text(weights.sha256)
-            with closing(source):
-                return self._fit(*self._head(weights, corpus, source))
+            return self._fit(*self._head(weights, corpus, source))
 
     def _text(self, target_sha256: str) -> tuple[Corpus, FeatureSource]:
         """Builds the corpus and its features."""
         config, start = self._config, perf_counter()
         model, layers = self._model, self._layers
-        if not has_template(model):
-            how = "it writes documents" if config.corpus.prompts is None else "messages get ChatML"
-            self._reporter.line(f"{model.path.name} has no chat template: {how}")
         identity = corpus_identity(config.corpus, target_sha256)
         store = FeatureStore(
             feature_folder(self._work, layers),
             {**identity, "target_layers": list(layers), "n_top": N_TOP},
-            token_bytes(self._width, N_TOP),
-            config.max_disk_bytes,
         )
-        estimate = time_of_run(config.fit.epochs, self._reporter)
 
         def report(fraction: float, note: str) -> None:
-            estimate(fraction)
             self._reporter.progress("writing text", min(fraction, 0.999), note)
 
         texts = CorpusStore(self._work / "corpus", identity)
         n_known = texts.n_answer
-        self._reporter.line(self._plan(n_known, store))
+        self._reporter.line(self._plan(n_known))
         corpus = build_corpus(
             model, config.corpus, texts, features=store, target_layers=layers, n_top=N_TOP,
             n_threads=self._n_threads, on_progress=report,
@@ -161,21 +141,21 @@ class Pipeline(RunBase[H]):
             self._seconds["text"] = perf_counter() - start
         return corpus, self._features(corpus, texts, store)
 
-    def _plan(self, n_known: int, store: FeatureStore) -> str:
-        """Reports the planned work and the disk space it needs."""
-        config = self._config
-        n_wanted = config.corpus.n_tokens
+    def _plan(self, n_known: int) -> str:
+        """Reports the planned work and the disk space that it needs; raises if there is less."""
+        n_wanted = self._config.corpus.n_tokens
         if n_known >= n_wanted:
             return f"text: {n_known} answer tokens of an earlier run"
-        n_bytes = (n_wanted - n_known) * _TEXT_SHARE * (store.token_bytes + _TOKEN_BYTES)
-        need, free = min(n_bytes, config.max_disk_bytes), shutil.disk_usage(self._work).free
+        n_tokens = (n_wanted - n_known) * _TEXT_SHARE
+        need = n_tokens * (token_bytes(self._width, N_TOP) + _TOKEN_BYTES)
+        free = shutil.disk_usage(self._work).free
+        sizes = f"with features about {need / 1e6:.0f} MB, {free / 1e9:.1f} GB are free"
+        if need > free:
+            raise TrainError(
+                f"{self._work}: {sizes}; give fewer --tokens, or another --work folder"
+            )
         known = f", {n_known} of an earlier run" if n_known else ""
-        short = "" if need < free else ": NOT ENOUGH, give a smaller --max-disk"
-        return (
-            f"text: {n_wanted} answer tokens are to be written{known}; with features about "
-            f"{need / 1e6:.0f} MB, {free / 1e9:.0f} GB are free (--max-disk "
-            f"{config.max_disk_bytes / 1e9:g}){short}"
-        )
+        return f"text: {n_wanted} answer tokens are to be written{known}; {sizes}"
 
     def _features(self, corpus: Corpus, texts: CorpusStore, store: FeatureStore) -> FeatureSource:
         config, start = self._config, perf_counter()
@@ -190,45 +170,10 @@ class Pipeline(RunBase[H]):
         n_before = store.n_bytes
         n_shards = 1 + max(shard for shard, _ in corpus.places)
         store_features(texts, n_shards, store, live, report)
-        source = FeatureSource(corpus, texts, store, live)
-        n_live = source.n_live_tokens
-        self._reporter.line(
-            f"features: {store.n_bytes / 1e9:.2f} GB on disk"
-            + (f", those of {n_live} tokens are computed again in every epoch" if n_live else "")
-        )
+        self._reporter.line(f"features: {store.n_bytes / 1e9:.2f} GB on disk")
         if store.n_bytes > n_before:
             self._seconds["features"] = perf_counter() - start
-        return source
-
-    def _vocab(self, start: Inputs) -> DraftVocab:
-        corpus = start.corpus
-        n_vocab, always = self._model.info.n_vocab, ending_tokens(self._model.vocab)
-        vocab = self._kind.vocab(corpus.sequences, self._init)
-        if vocab is None:
-            size = self._config.head.n_draft_vocab or self._vocab_size(start, always)
-            vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
-        self._reporter.line(
-            f"vocabulary of the loss: {len(vocab.d2t)} of {n_vocab} tokens, "
-            f"{_share(vocab.coverage)} of the answers' tokens"
-        )
-        return vocab
-
-    def _vocab_size(self, start: Inputs, always: Sequence[int]) -> int:
-        """Chooses the defaults of missing options, and reports their cost."""
-        n_vocab, target_bytes = self._model.info.n_vocab, self._model.info.size_bytes
-        few, all_ = (
-            self._kind.shape(replace(start, vocab=DraftVocab(ids, ids, 0.0))).sizes()
-            for ids in (np.zeros(1, np.int64), np.zeros(n_vocab, np.int64))
-        )
-        weighs = head_bytes(few, all_, n_vocab - 1, self._config.export_type)
-        covered = coverage(start.corpus.sequences, n_vocab, always)
-        size = choose_size(covered, weighs, target_bytes, len(set(always)))
-        self._reporter.line(
-            f"the draft's weights: {weighs(size) / 1e6:.1f} MB, "
-            f"{100 * weighs(size) / target_bytes:.0f}% of the target's; of text that was not "
-            f"counted its vocabulary has {_share(float(covered[size]))}"
-        )
-        return size
+        return FeatureSource(corpus, store)
 
     def _head(
         self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
@@ -238,10 +183,12 @@ class Pipeline(RunBase[H]):
         train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
-        none = np.zeros(0, np.int64)
-        no_vocab = DraftVocab(none, none, 0.0)
-        start = Inputs(weights, self._layers, corpus, source.get, no_vocab, train, held_out)
-        start = replace(start, vocab=self._vocab(start))
+        vocab = self._kind.vocab(corpus.sequences, init)
+        self._reporter.line(
+            f"vocabulary of the loss: {len(vocab.d2t)} of {len(vocab.t2d)} tokens, "
+            f"{min(100 * vocab.coverage, 99.99):.2f}% of the answers' tokens"
+        )
+        start = Inputs(weights, self._layers, corpus, source.get, vocab, train, held_out)
         if init is not None:
             head = self._kind.known_head(start, init)
             head.load_tensors(init.tensors)
@@ -261,8 +208,6 @@ class Pipeline(RunBase[H]):
             }
         )  # fmt: skip
         folder = self._own / "checkpoints"
-        if config.restart:
-            shutil.rmtree(folder, ignore_errors=True)
         n_weights = sum(parameter.numel() for parameter in head.parameters())
         checkpoints = Checkpoints(folder, identity)
         fit = Fit(self._kind, head, text, checkpoints, bf16=bf16, reporter=self._reporter)
@@ -292,18 +237,13 @@ class Pipeline(RunBase[H]):
         why_not = no_gain(state.untrained, trained) if self._kind.must_gain else ""
         n_bytes = 0 if why_not else write_draft(
             self._kind, head, text, config.out, export_type=config.export_type,
-            init=self._init, facts=facts, reporter=self._reporter,
+            init=self._init, facts=facts,
         )  # fmt: skip
         return TrainReport(
             config.out, n_bytes, state.untrained, trained, len(text.corpus.sequences),
             text.corpus.n_answer, state.n_tokens, text.vocab.coverage, self._seconds,
             tuple(self._notes), why_not,
         )  # fmt: skip
-
-
-def _share(part: float) -> str:
-    """A share as a percentage, or "all" for exactly all."""
-    return "all" if part >= 1 else f"{min(100 * part, 99.99):.2f}%"
 
 
 def device_of(config: RunConfig) -> str:

@@ -1,0 +1,116 @@
+"""A model's texts on this processor, beside those of another one.
+
+    python -m tests.arm64.texts HEAD MODEL ... [--out JSON] [--beside JSON]
+
+With each model: the text with an EAGLE-3 head and with copies is the one without, and a prompt that
+is read in parts gives the logits of one read whole. --out keeps the texts. With --beside they are
+compared with kept ones: they may part where the two best tokens are about equally likely.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pyllama_spec import Llama
+from pyllama_spec.engine import Batch, Context, Model, row_kernels
+
+_PROMPTS = (
+    "def quicksort(numbers):\n", "1, 2, 3, 4, 5, 6,",
+    "Once upon a time, in a small village by the sea, in a small house,",
+)  # fmt: skip
+_CUTS = (32, 33, 47, 70)
+_N_LONG = 80
+# Processors sum in orders of their own: logits differ by some thousandths.
+_NEAR = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The tokens of a text, and how much likelier each was than the next best."""
+
+    tokens: list[str]
+    margins: list[float]
+
+
+def written(path: Path, draft: str, n_tokens: int) -> list[Text]:
+    """The greedy text after each prompt."""
+    found = []
+    with Llama(str(path), draft=draft, n_ctx=512, logits_all=True) as llm:
+        for prompt in _PROMPTS:
+            answer = llm.create_completion(prompt, max_tokens=n_tokens, temperature=0.0, logprobs=2)
+            said = answer["choices"][0]["logprobs"]
+            assert said is not None
+            likeliest = [sorted(row.values()) for row in said["top_logprobs"]]
+            found.append(Text(said["tokens"], [row[-1] - row[-2] for row in likeliest]))
+    return found
+
+
+def unequal_parts(path: Path) -> list[int]:
+    """The first parts of a prompt that change the logits behind it."""
+    tokens = np.random.default_rng(1).integers(300, 40_000, _N_LONG).tolist()
+    with Model(path) as model, Context(model, n_ctx=128, n_threads=2) as context:
+
+        def last_row(cuts: Sequence[int]) -> np.ndarray:
+            context.memory.clear()
+            for start, end in zip((0, *cuts), (*cuts, _N_LONG), strict=True):
+                batch = Batch(_N_LONG)
+                batch.extend(tokens[start:end], start, output_last=True)
+                context.decode(batch)
+            row: np.ndarray = context.logits(end - start - 1).copy()
+            return row
+
+        whole = last_row(())
+        return [cut for cut in _CUTS if not np.array_equal(whole, last_row((cut,)))]
+
+
+def parted(mine: Sequence[Text], others: Sequence[Text]) -> list[float]:
+    """The other's margins at the tokens where texts part."""
+    margins = []
+    for one, other in zip(mine, others, strict=True):
+        pairs = zip(one.tokens, other.tokens, other.margins, strict=False)
+        margins += [margin for a, b, margin in pairs if a != b][:1]
+    return margins
+
+
+def main() -> int:
+    """Prints a line for each model; 1 if one is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("head")
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--beside", type=Path)
+    parser.add_argument("--tokens", type=int, default=16)
+    args = parser.parse_args()
+    kept: dict[str, list[list[object]]] = {}
+    others = json.loads(args.beside.read_text(encoding="utf-8")) if args.beside else {}
+    print(row_kernels(), flush=True)
+    n_wrong = 0
+    for path in args.models:
+        plain = written(path, "none", args.tokens)
+        faults = [
+            f"another text with {draft}" for draft in (args.head, "prompt-lookup")
+            if [one.tokens for one in written(path, draft, args.tokens)]
+            != [one.tokens for one in plain]
+        ]  # fmt: skip
+        faults += [f"{cut} tokens first change the rest" for cut in unequal_parts(path)]
+        kept[path.name] = [[one.tokens, one.margins] for one in plain]
+        where = "not compared"
+        if path.name in others:
+            margins = parted(plain, [Text(*fields) for fields in others[path.name]])
+            where = f"{len(margins)} of {len(plain)} texts part, at {margins}"
+            faults += [f"parts at {margin}" for margin in margins if margin > _NEAR]
+        n_wrong += bool(faults)
+        print(f"{path.name}: {where}; {'; '.join(faults) or 'right'}", flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(kept), encoding="utf-8")
+    return n_wrong > 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
