@@ -435,15 +435,8 @@ def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
 _MARKS = ("\U0010abce", "\U0010abcf", "\U0010abd0")
 
 
-def _not_shown(name: str) -> UnsupportedError:
-    return UnsupportedError(
-        "is not shown by the chat template in a last message", param="continue_final_message",
-        value=name, remedy="continue its content, or leave `tools` and `reasoning_format` out",
-    )  # fmt: skip
-
-
-def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
-    """The field of the last message to continue: `which`; for True the content if there is one."""
+def check_continuable(messages: Sequence[Message]) -> None:
+    """Refuses chats whose last message is no text of the assistant."""
     last = check_messages(messages)[-1]
     if last["role"] != "assistant":
         raise ArgumentError(
@@ -455,22 +448,11 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
             "continue_final_message",
             problem="continues a text, and the last message is a tool call",
         )
-    if which is True:
-        thinks = bool(last.get("reasoning_content")) and not last["content"]
-        which = "reasoning_content" if thinks else "content"
-    name = str(which)
-    if not isinstance(last.get(name), str):
-        raise ArgumentError(
-            "continue_final_message", name, "a text there",
-            problem=f"is {shown(last.get(name))} in the last message",
-        )  # fmt: skip
-    return name
 
 
 def render_continued(
     template: ChatTemplate,
     messages: Sequence[Message],
-    name: str,
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, Any],
 ) -> RenderedChat:
@@ -485,24 +467,25 @@ def render_continued(
     texts = "".join(str(value) for message in checked for value in message.values())
     mark = next((one for one in _MARKS if one not in texts), "")
     variables = {**variables, "add_generation_prompt": False}
-    if mark and last[name]:
+    if mark and last["content"]:
         rendered = template.render(
-            [*before, {**last, name: last[name] + mark}], tools=tools, **variables
+            [*before, {**last, "content": last["content"] + mark}], tools=tools, **variables
         )
         at = rendered.text.rfind(mark)
         if at >= 0:
             return rendered.cut(at)
-    if name != "content":
-        raise _not_shown(name)
     variables["add_generation_prompt"] = True
-    return template.render(before, tools=tools, **variables).followed_by(last[name])
+    return template.render(before, tools=tools, **variables).followed_by(last["content"])
 
 
-def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None:
+def check_continued(prompt: str, messages: Sequence[Message]) -> None:
     """Checks a chat that the engine has rendered up to the last message's end."""
-    text = str(check_messages(messages)[-1][name])
+    text = str(check_messages(messages)[-1]["content"])
     if not prompt.endswith(text) and not prompt.rstrip().endswith(text.strip()):
-        raise _not_shown(name)
+        raise UnsupportedError(
+            "is not shown by the chat template in a last message", param="continue_final_message",
+            remedy="leave `tools` and `reasoning_format` out",
+        )  # fmt: skip
 
 
 # Characters of a text whose tokens take a moment.

@@ -183,7 +183,8 @@ class ToolChats:
         request: ToolRequest,
         variables: Mapping[str, Any],
         schema: Any = None,
-        going_on: str | None = None,
+        *,
+        is_continued: bool = False,
     ) -> tuple[RenderedChat, AnswerReader]:
         """Renders the prompt of a chat, and makes the reader of its answer."""
         checked = check_messages(messages)
@@ -191,7 +192,8 @@ class ToolChats:
         # Where a call has to be, no content is left that a schema could be for.
         wants_call = request.wants_call
         schema = None if wants_call else schema
-        chat = _Chat(self._parser, request, schema, going_on, call_rules(request.offered, schema))
+        rules = call_rules(request.offered, schema)
+        chat = _Chat(self._parser, request, schema, is_continued, rules)
         caller_variables = {"tools": offered, **variables}
         try:
             session, checked = render_messages(
@@ -213,7 +215,7 @@ class ToolChats:
         if wants_call and not session.grammar:
             return rendered, AnyReader(offered)
         reader = chat.reader(session, checked, caller_variables)
-        return rendered, reader if going_on is None else ContinuedReader(reader)
+        return rendered, ContinuedReader(reader) if is_continued else reader
 
     def _refusal(
         self,
@@ -266,14 +268,14 @@ class ToolChats:
 class _Chat:
     """One chat as a request to the engine.
 
-    `schema` is that of the content if no tool is called, `going_on` the part of the last message
-    that the answer continues. `rules` stand in place of the engine's for the schemas.
+    `schema` is that of the content if no tool is called; `is_continued` if the answer continues the
+    last message. `rules` stand in place of the engine's for the schemas.
     """
 
     parser: ChatParser
     request: ToolRequest
     schema: Any
-    going_on: str | None = None
+    is_continued: bool = False
     rules: Sequence[Mapping[str, Any]] = ()
 
     def session(
@@ -305,8 +307,8 @@ class _Chat:
         if request.parallel is not None or request.forced:
             # A function that is named is called once: a small model would call it to the end.
             asked["parallel_tool_calls"] = bool(request.parallel)
-        if self.going_on is not None:
-            asked["continue_final_message"] = self.going_on
+        if self.is_continued:
+            asked["continue_final_message"] = "content"
         if self.rules and not is_plain:
             asked["schema_rules"] = self.rules
         if is_plain:

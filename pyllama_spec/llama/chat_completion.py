@@ -12,11 +12,11 @@ from pyllama_spec.chat.template import (
     ChatTemplate,
     Message,
     RenderedChat,
+    check_continuable,
     check_continued,
     check_fits,
     check_form,
     check_messages,
-    field_to_continue,
     render_continued,
     template_variables,
 )
@@ -135,8 +135,8 @@ class Chats:
         if begins is not None:
             variables["add_generation_prompt"] = begins
         if which:
-            name = field_to_continue(messages, which)
-            rendered = render_continued(template, messages, name, tools, variables)
+            check_continuable(messages)
+            rendered = render_continued(template, messages, tools, variables)
         else:
             rendered = template.render(messages, tools=tools, **variables)
         self._check_fits(rendered)
@@ -171,15 +171,18 @@ class Chats:
                 "chats without `tools` and `reasoning_format`: their answers are read from their "
                 "beginning",
             )  # fmt: skip
-        name = field_to_continue(messages, which) if which else None
-        rendered, reader = self._tools.begin(messages, request, variables, schema, name)
+        if which:
+            check_continuable(messages)
+        rendered, reader = self._tools.begin(
+            messages, request, variables, schema, is_continued=bool(which)
+        )
         self._check_fits(rendered)
-        if name:
-            check_continued(rendered.text, messages, name)
+        if which:
+            check_continued(rendered.text, messages)
         merged = self._of_chat(
             _merged(own, reader), unread,
             own_grammar=not _OF_ENGINE_GRAMMARS & reader.options.keys(),
-            answer=_begun_answer(rendered.text, messages, bool(name)),
+            answer=_begun_answer(rendered.text, messages, bool(which)),
         )  # fmt: skip
         return rendered, merged, reader
 

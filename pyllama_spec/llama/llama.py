@@ -57,7 +57,6 @@ from pyllama_spec.errors import (
     ContextFullError,
     DeadlineError,
     ForkedError,
-    PyllamaSpecError,
     UnsupportedError,
 )
 from pyllama_spec.llama.caches import BaseLlamaCache, cached
@@ -809,15 +808,10 @@ class Llama(Closeable):
             raise UnsupportedError("stream=True is for one prompt; make a stream for each")
         runs: list[Run] = []
         choices: list[Choice] = []
-        for i, one in enumerate(prompt if is_list else (prompt,)):
-            try:
-                self._add_answers(one, suffix, request, echo, runs, choices)
-                if is_list and (n := len(runs[-1].request.prompt)) >= self.n_ctx():
-                    raise ContextFullError.of_prompt(n, self.n_ctx())  # before any is computed
-            except PyllamaSpecError as error:  # noqa: PERF203 - the message needs the number
-                if not is_list:
-                    raise
-                raise _of_prompt(i, error) from None
+        for one in prompt if is_list else (prompt,):
+            self._add_answers(one, suffix, request, echo, runs, choices)
+            if is_list and (n := len(runs[-1].request.prompt)) >= self.n_ctx():
+                raise ContextFullError.of_prompt(n, self.n_ctx())  # before any is computed
         model = answering_model(self.model_path, model)
         shape = ResponseShape(new_id("cmpl"), model, choices, request, request.n)
         return self._answered(runs, shape, stream, is_list=is_list)
@@ -886,9 +880,7 @@ class Llama(Closeable):
         records = [run.record for run in runs]
         store = None
         if self.cache is not None and not is_list:
-            is_own = "load_state" in vars(self) or type(self).load_state is not Llama.load_state
-            load = self.load_state if is_own else None  # replaced by the program: it is called
-            store = cached(self._opened, self.cache, runs, load)
+            store = cached(self._opened, self.cache, runs)
 
         def end() -> None:
             if store is not None:
@@ -1445,16 +1437,6 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     def from_ggml_file(cls, path: str | os.PathLike[str]) -> LlamaTokenizer:
         """Opens the vocabulary of a model's file, without its weights."""
         return cls(Llama(path, vocab_only=True))
-
-
-def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
-    """An error of one prompt of a list, with its number; other errors are those of all."""
-    if not error.param.startswith("prompt"):
-        return error
-    param, problem = f"prompt[{i}]{error.param.removeprefix('prompt')}", error.problem
-    if isinstance(error, ContextFullError):  # its message does not begin with the param
-        problem = f"{problem} (prompt {i} of the list)"
-    return error.copied(param=param, problem=problem)
 
 
 def _log_line(record: GenerationRecord) -> str:

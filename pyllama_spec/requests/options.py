@@ -113,14 +113,6 @@ def _no_tail_free(value: object, name: str) -> float:
     return 1.0
 
 
-def _part_to_continue(value: object, name: str) -> bool | str | None:
-    if value is None or isinstance(value, str):
-        if value not in (None, "content", "reasoning_content"):
-            raise ArgumentError(name, value, 'True, False, "content" or "reasoning_content"')
-        return value
-    return boolean(value, name)
-
-
 def _mapping(value: Any, name: str) -> Mapping[Any, Any]:
     if not isinstance(value, (Mapping, type(None))):
         raise ArgumentError(name, value, dict)
@@ -203,7 +195,6 @@ class RequestOptions:
             to templates that read it. With others "none" switches thoughts off, and the next three
             are budgets of 128, 1024 and 2048 tokens, "high" one of 4096.
         continue_final_message: for chats: the answer continues the last message, an assistant's.
-            True, or "content" or "reasoning_content" for the part to continue.
         add_generation_prompt: for chats: False for a prompt that ends with the last message;
             continue_final_message implies it.
         return_token_ids: report `token_ids` with each choice and chunk, those of its text, and
@@ -331,9 +322,7 @@ class RequestOptions:
         None, choices=EFFORTS, of_chats=True, in_handlers=False,
         server="--reasoning-effort", variable="ARG_REASONING_EFFORT",
     )
-    continue_final_message: bool | str | None = option(
-        None, check=_part_to_continue, of_chats=True, in_handlers=False
-    )
+    continue_final_message: bool | None = option(None, of_chats=True, in_handlers=False)
     add_generation_prompt: bool | None = option(None, of_chats=True)
     return_token_ids: bool = option(False, in_handlers=False)
     return_token_sources: bool = option(False, body="", in_handlers=False)

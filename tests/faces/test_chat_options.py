@@ -195,7 +195,7 @@ def test_a_prompt_ends_with_the_last_messages_text(template: str, content: str) 
         # What the caller wrote is not a control token.
         assert [t for t in prompt if t in (IM_START, IM_END)] == [IM_START, IM_END, IM_START]
         same = prompt_of(
-            llm, [USER, last], continue_final_message="content", add_generation_prompt=False
+            llm, [USER, last], continue_final_message=True, add_generation_prompt=False
         )
         assert same == prompt
         assert prompt_of(llm, [USER, last]) != prompt
@@ -232,7 +232,7 @@ def test_families_templates_end_with_the_last_messages_text() -> None:
             template.render(messages)
         except ArgumentError:  # one that is for tools alone, or takes no such chat
             continue
-        rendered = render_continued(template, messages, "content", None, {})
+        rendered = render_continued(template, messages, None, {})
         assert rendered.text.endswith("Well, the"), name
         whole = template.render(messages, add_generation_prompt=False).text
         n_shown += whole.startswith(rendered.text)
@@ -249,8 +249,6 @@ def test_families_templates_end_with_the_last_messages_text() -> None:
         (USER, {}), ({"role": "assistant", "tool_calls": [{}]}, {}),
         ({"role": "assistant", "content": "a"}, {"continue_final_message": "reasoning_content"}),
         ({"role": "assistant", "content": "a"}, {"add_generation_prompt": True}),
-        # Its template shows no thoughts.
-        ({"role": "assistant", "content": "", "reasoning_content": "b"}, {}),
     ],
 )  # fmt: skip
 def test_what_cannot_go_on_is_refused(
