@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import Enum
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText, Call
 from pyllama_spec.chat.tools import ToolRequest
@@ -49,28 +49,14 @@ def check_stream(stream: object) -> bool:
     return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")
 
 
-class Choice:
-    """One choice of a response. A subclass knows its form; this one knows what was sent of it."""
+class _Sent:
+    """What was sent of a choice."""
 
-    kind: str
-    chunk_kind: str
     n_sent: int | None = None  # ids; None before the first chunk
     n_sources = 0
 
-    def whole(self, record: GenerationRecord) -> Response:
-        """The whole choice."""
-        raise NotImplementedError
 
-    def head(self, record: GenerationRecord) -> Response | None:
-        """What comes before the text of the first piece: until then the request can fail."""
-        raise NotImplementedError
-
-    def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
-        """The choices of the chunks that a piece gives; the last one has the finish_reason."""
-        raise NotImplementedError
-
-
-class TextChoice(Choice):
+class TextChoice(_Sent):
     """A text completion.
 
     Args:
@@ -91,7 +77,7 @@ class TextChoice(Choice):
         self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
 
     def whole(self, record: GenerationRecord) -> Response:
-        """See Choice."""
+        """The whole choice."""
         logprobs = None
         if self._has_logprobs:
             logprobs = completion_logprobs(self._vocab, record.logprobs, self._start)
@@ -118,11 +104,11 @@ class TextChoice(Choice):
         return head
 
     def head(self, record: GenerationRecord) -> Response | None:
-        """See Choice."""
+        """What comes before the text of the first piece: until then the request can fail."""
         return _text(self._echo, self._of_prompt(record)) if self._echo else None
 
     def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
-        """See Choice."""
+        """The choices of the chunks of a piece; the last one has the finish_reason."""
         if piece.finish_reason is not None:
             return [_text("", finish=piece.finish_reason)]
         reported = None
@@ -136,7 +122,7 @@ def _text(text: str, logprobs: Response | None = None, finish: str | None = None
     return {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
 
 
-class ChatChoice(Choice):
+class ChatChoice(_Sent):
     """An answer to a chat, as the model writes it."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
@@ -147,7 +133,7 @@ class ChatChoice(Choice):
         self._entries: list[TokenLogprob] = []
 
     def whole(self, record: GenerationRecord) -> Response:
-        """See Choice."""
+        """See TextChoice."""
         message, finish = self.message(record)
         return {
             "index": 0,
@@ -165,11 +151,11 @@ class ChatChoice(Choice):
         return [{"content": piece.text}] if piece.tokens else [], piece.finish_reason
 
     def head(self, record: GenerationRecord) -> Response | None:
-        """See Choice."""
+        """See TextChoice."""
         return self._part({"role": "assistant"})
 
     def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
-        """See Choice."""
+        """See TextChoice."""
         self._entries += logprobs
         deltas, finish = self.deltas(piece)
         parts = [self._part(delta) for delta in deltas]
@@ -299,6 +285,9 @@ class ParsedChoice(ChatChoice):
         answer = self._said.read(self._reader, has_ended=piece.finish_reason is not None)
         finish = piece.finish_reason and _finish(answer, piece.finish_reason)
         return self._new.of(answer), finish
+
+
+Choice: TypeAlias = TextChoice | ChatChoice
 
 
 class ResponseShape:

@@ -70,17 +70,6 @@ def test_an_answer_that_is_cut_anywhere(family: str) -> None:
             assert all(call.is_whole for call in answer.calls)
 
 
-@pytest.mark.parametrize(
-    "text", ["a <", "a </", "<thi", " \n ", "  a", "\ta\n", "{", "", "[TOOL", "\u00e9<|"]
-)
-@pytest.mark.parametrize(
-    "family", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "GLM-4.6"]
-)
-def test_what_a_tag_could_begin_with_is_text(family: str, text: str) -> None:
-    with Model(model_path("llama")) as model:
-        assert reader_of(model, family).read(text, has_ended=True) == Answer(text)
-
-
 @pytest.mark.parametrize("family", [*_THOUGHTS, "openai-gpt-oss-120b"])
 def test_a_call_that_a_thought_mentions_wakes_no_grammar(family: str) -> None:
     start = re.match(r"\s*(<\S*?>|<\|\w+\|>|\W*)", FAMILIES[family])

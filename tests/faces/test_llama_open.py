@@ -11,7 +11,6 @@ from pyllama_spec import (
     CancelledError,
     Llama,
     NoDrafter,
-    OutOfMemoryError,
     PromptLookup,
 )
 from pyllama_spec.llama.open_model import WATCH
@@ -35,15 +34,6 @@ def test_bad_keywords_are_refused_before_a_file_is_opened(
 ) -> None:
     with pytest.raises(ArgumentError, match=named):
         Llama("/no/such/model.gguf", **keywords)
-
-
-def test_sizes() -> None:
-    with open_tiny(n_ctx=None) as llm:
-        assert llm.n_ctx() == 65536
-    with Llama(model_path("llama")) as llm:
-        assert llm.n_ctx() == 512
-    with pytest.raises(OutOfMemoryError):
-        open_tiny(n_ctx=10**9)
 
 
 def test_a_drafter_of_the_callers_is_not_closed() -> None:

@@ -78,18 +78,6 @@ def test_generate_drafts_with_it(folder: Path, capsys: pytest.CaptureFixture[str
         assert found["text"] == plain["text"]
 
 
-def test_doctor_measures_it_and_a_wrapper_of_a_file(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["doctor", "-m", str(model_path("llama")), "-t", "1", "--max-rows", "2"]
-    assert main([*words, "-d", f"{folder.name}:wrapped"]) == 0
-    out = capsys.readouterr().out
-    assert f"{model_path('eagle3').name}: fits" in " ".join(out.split())
-    assert main([*words, "-d", f"{folder.name}:Raises"]) == 1
-    said = capsys.readouterr().err
-    assert "IndexError" in said and said.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("draft", "named"),
     [

@@ -11,7 +11,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.engine import Adapter
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
-from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny, text_of
+from tests.faces.tools import PROMPT, SAMPLED, open_tiny, text_of
 from tests.models import model_path
 from tests.models.adapter import write_adapter
 
@@ -79,24 +79,6 @@ def test_streams_with_different_adapters_side_by_side(
                     else:
                         found[name] += text_of(chunk)
             assert found == texts
-
-
-def test_what_the_caller_reads_itself(files: list[Path]) -> None:
-    """eval() and sample() use the current adapters, and so does echo."""
-    with open_tiny(logits_all=True) as fresh:
-        fresh.set_adapters(sets(fresh, files)["A"])
-        fresh.eval(PROMPT)
-        wanted, token = fresh.scores[len(PROMPT) - 1].copy(), fresh.sample(temp=0)
-        echo = fresh(PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)["choices"]
-    with open_wide(logits_all=True) as llm:
-        chosen = sets(llm, files)
-        llm(PROMPT, **ASKED)
-        llm.set_adapters(chosen["A"])
-        llm.reset()
-        llm.eval(PROMPT)
-        assert (llm.scores[len(PROMPT) - 1] == wanted).all()
-        assert llm.sample(temp=0) == token
-        assert llm(PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)["choices"] == echo
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])

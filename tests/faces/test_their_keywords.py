@@ -85,16 +85,6 @@ def test_neutral_keywords_change_nothing() -> None:
         assert llm.no_perf is True
 
 
-def test_numbers_stand_for_names() -> None:
-    with open_tiny(type_k=llama_cpp.GGML_TYPE_F32, type_v="f16") as llm:
-        assert llm.context.params.type_k == "f32"
-        assert llm.context_params.type_k == 0
-    with open_tiny(rope_scaling_type=llama_cpp.LLAMA_ROPE_SCALING_TYPE_LINEAR) as llm:
-        assert llm.context.params.rope_scaling == "linear"
-    with open_tiny(n_ctx=0, n_threads=0) as llm:
-        assert llm.n_ctx() == llm.model.info.n_ctx_train
-
-
 def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
     with pytest.warns(UserWarning, match="did you mean n_ctx"):
         open_tiny(n_ctxx=3).close()
@@ -106,26 +96,6 @@ def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
     assert Path(warned[0].filename).name == "tools.py"  # whose call of Llama() it is
     with open_tiny() as llm, pytest.raises(ArgumentError, match="temperature"):
         llm(PROMPT, temprature=0.0)
-
-
-def test_penalties_see_what_was_generated_and_the_prompt_if_asked_to() -> None:
-    # A prompt of all tokens that the text would have: seen by the penalties, another comes.
-    with open_tiny() as llm:
-        first = llm.generate_steps(PROMPT, max_tokens=1, temperature=0.0)
-        list(first)
-        prompt = [*PROMPT, first.record.tokens[0]] * 3
-        options: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "penalty_last_n": -1}
-
-        def ids(**more: Any) -> list[int]:
-            generation = llm.generate_steps(prompt, **options, **more)
-            list(generation)
-            return generation.record.tokens
-
-        plain, alone = ids(), ids(presence_penalty=50.0)
-        both = ids(presence_penalty=50.0, penalize_prompt=True)
-        assert alone[0] == plain[0]
-        assert len(set(alone)) == len(alone)
-        assert not set(both) & set(prompt)
 
 
 def test_a_models_seed_begins_a_stream_and_a_requests_gives_its_text() -> None:

@@ -132,16 +132,6 @@ def test_prompts_that_begin_alike_and_come_at_once(arch: str, kind: str) -> None
     assert served.n_read <= 100 + n_again + 8 * (7 + 1)
 
 
-@pytest.mark.parametrize("swa_full", [True, False])
-def test_windows_that_have_forgotten_the_beginning(swa_full: bool) -> None:
-    served = server("gemma3", 2, swa_full=swa_full)
-    texts = [[*SYSTEM, *prompt_tokens(60, seed=i)] for i in range(3)]
-    for _ in range(2):
-        for i, text in enumerate(texts):
-            texts[i] = served.ask([*text, 5, 6], place=i % 2)
-        served.ask([*texts[0][:120], 9, 9], place=1)
-
-
 @pytest.mark.parametrize(("arch", "layer"), [("llama", 1), ("qwen35", 1), ("lfm2", 1)])
 def test_a_draft_model_has_every_token_accepted_after_copies(arch: str, layer: int) -> None:
     """PERM accepts nothing with a wrong row, or a row in a wrong place."""
