@@ -237,7 +237,7 @@ class ToolChats:
     def _refused_part(
         self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]
     ) -> str:
-        """The tool and parameter that the template cannot render alone; "" if it is none."""
+        """The tool that the template cannot render alone; "" if it is none."""
 
         def fails(*tools: Mapping[str, Any]) -> bool:
             chat = _Chat(self._parser, ToolRequest(tools), None)
@@ -249,15 +249,7 @@ class ToolChats:
 
         if fails():
             return ""
-        for tool in filter(fails, variables["tools"]):
-            function = tool["function"]
-            schema = function.get("parameters") or {}
-            for name, one in (schema.get("properties") or {}).items():
-                alone = {**schema, "properties": {name: one}, "required": [name]}
-                if fails({**tool, "function": {**function, "parameters": alone}}):
-                    return f"tool {_name(tool)}, parameter {name}: "
-            return f"tool {_name(tool)}: "
-        return ""
+        return next((f"tool {_name(one)}: " for one in variables["tools"] if fails(one)), "")
 
     def close(self) -> None:
         """Releases the parser."""
