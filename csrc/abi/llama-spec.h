@@ -127,7 +127,6 @@ struct llama_spec_model_info {
     uint64_t snapshot_base_bytes, snapshot_token_bytes;
     uint64_t head_bytes;        /* weights of a loaded MTP head; 0 if none is loaded */
     const char * head_type;     /* the type of most of them */
-    struct llama_spec_ngrams ngrams;
     struct llama_spec_block block;
     uint64_t repacked_bytes;    /* weights that our kernels read 16 rows at a time, in memory of the process */
 };
