@@ -291,7 +291,7 @@ class Meaning:
         self.unknown: dict[str, str] = {}
 
     def of(self, number: int, kind: str) -> Formula:
-        """The formula of a subschema for a value of a type in formulas.TYPES."""
+        """The formula of a subschema for a value of a type in TYPES."""
         formula = self._made.get((number, kind))
         if formula is None:
             node = self._document.nodes[number]
