@@ -49,7 +49,6 @@ HALVES: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {"properties": {HALF: True}, "type": "object"}}},
     {"type": "object", "required": [HALF]},
     {"type": "object", "patternProperties": {HALF: {}}},
-    {"type": "object", "dependentRequired": {"x": [HALF]}},
     {"type": "string", "pattern": f"^{HALF}$"},
     {"const": {HALF: 1}},
 ]
