@@ -122,7 +122,7 @@ ARM64_MODELS = $(patsubst %,models/SmolLM2-135M-Instruct.%.gguf,Q4_0 Q4_K_M BF16
 ARM64_TESTS ?= tests/parity tests/server/test_endpoints.py
 ARM64_TEXTS = python -m tests.arm64.texts $(DRAFT) $(ARM64_MODELS)
 test-arm64: $(STAMP) $(VENV)/.test $(ARM64_MODELS)
-	command -v aarch64-linux-gnu-g++ qemu-aarch64 || apt-get install -y g++-aarch64-linux-gnu qemu-user
+	command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64 || apt-get install -y g++-aarch64-linux-gnu qemu-user
 	$(MAKE) wheel MACHINE=aarch64
 	$(BIN)/python -m tools.arm64_python build/arm64 "$$(echo dist-aarch64/*.whl)[server]" \
 	    pytest pytest-timeout hypothesis gguf jinja2 httpx openai anthropic
