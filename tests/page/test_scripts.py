@@ -103,13 +103,16 @@ def test_rounds_have_all_tokens_once(sources: list[str]) -> None:
 def test_figures_are_the_servers_once_it_has_told_them() -> None:
     chunks = one_chunk(["target", "model", "model", "target", "copy", "target"])
     seen = asked_of_answer("answer.figures()", chunks)
-    assert seen == {"nTokens": 6, "nRounds": 2, "perRound": 2.5, "perSecond": None}
+    unknown = {"perSecond": None, "saved": None, "savedError": None}
+    assert seen == {"nTokens": 6, "nRounds": 2, "perRound": 2.5, **unknown}
     assert asked_of_answer("answer.figures()", [])["perRound"] is None
     told = {"usage": {"completion_tokens": 8}, "timing": {"decode_tps": 30.5},
-            "speculation": {"rounds": 4, "tokens_per_round": 1.75}}  # fmt: skip
+            "speculation": {"rounds": 4, "tokens_per_round": 1.75, "saved_s": 0.5,
+                            "saved_error_s": 0.1}}  # fmt: skip
     body = f"{BUILD} answer.add(told, 9); return answer.figures();"
     figures = SCRIPTS.run(body, chunks=chunks, told=told)
-    assert figures == {"nTokens": 8, "nRounds": 4, "perRound": 1.75, "perSecond": 30.5}
+    counted = {"nTokens": 8, "nRounds": 4, "perRound": 1.75}
+    assert figures == {**counted, "perSecond": 30.5, "saved": 0.5, "savedError": 0.1}
 
 
 @pytest.mark.parametrize(
