@@ -9,7 +9,7 @@ from typing import Any
 
 from pyllama_spec.constraints import JSON_OBJECT, regex_grammar, schema_grammar
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.files import check_no_pipe
+from pyllama_spec.files import read_plain
 
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
 JSON_GBNF = JSON_OBJECT
@@ -43,9 +43,8 @@ class LlamaGrammar:
     def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
         """A grammar from a file of GBNF rules."""
         try:
-            check_no_pipe(file)
             # An editor may have begun it with a byte order mark.
-            text = Path(file).read_text(encoding="utf-8-sig")
+            text = read_plain(Path(file)).removeprefix("\ufeff")
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError("file", str(file), problem=f"cannot be read: {error}") from None
         if not text.strip():

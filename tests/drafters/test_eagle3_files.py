@@ -93,6 +93,18 @@ def test_a_padded_vocabulary_is_taken() -> None:
         assert result["speculation"]["drafter"] == "eagle3"
 
 
+def test_the_n_gram_table_of_an_earlier_version_is_skipped(tmp_path: Path) -> None:
+    cfg, texts = Eagle3Config(output_scale=0.1), []
+    table: dict[str, Any] = {"ngram.keys": np.zeros(5, np.int32), "ngram.p": np.ones((2, 3), "f4")}
+    for more in ({}, table):
+        path = write_eagle3(tmp_path / "head.gguf", cfg, {**eagle3_tensors(cfg), **more})
+        with Llama(model_path("llama"), draft=path, controller="fixed", n_threads=1) as llm:
+            answer = llm.create_completion([1, 2, 3], max_tokens=20, temperature=0)
+        texts.append(answer["choices"][0]["text"])
+        assert answer["speculation"]["drafted"] > 0
+    assert texts[0] == texts[1]
+
+
 def test_calls_that_do_not_fit_a_head() -> None:
     draft = Model(model_path("eagle3", n_embd=32))
     with (

@@ -68,7 +68,7 @@ class Memo(Drafter):
     def propose_one(self, request: DraftRequest) -> Draft:
         known = self.known[request.seq]
         assert known == request.tokens[:], "told another text than it is asked for"
-        return Draft(known[-8 : -8 + request.n_requested])
+        return Draft(known[-8:][: request.n_requested])
 
     def commit_one(self, done: Committed) -> None:
         known = self.known.setdefault(done.seq, [])

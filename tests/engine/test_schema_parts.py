@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 import re
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyllama_spec import ArgumentError
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import Model, Sampler, SamplerParams
@@ -22,7 +20,6 @@ from pyllama_spec.schema.languages import Table, counted, table
 from pyllama_spec.schema.numbers import Compare, Multiple, Whole, fits, number_table
 from pyllama_spec.schema.patterns import PatternError, pattern_language
 from tests.faces.families import FAMILIES, USER, templates
-from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.oracles import tiny
 
@@ -167,20 +164,3 @@ def test_control_tokens_are_no_characters(temperature: float) -> None:
     chain = Sampler(tiny("llama"), SamplerParams(grammar=rules, **params))
     chain.accept(ord('"'))
     assert _likes(chain, start, ord("<")) == ord("<")
-
-
-@pytest.mark.parametrize("begin", ["\ufeff", "\ufeff\n", ""])
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, begin: str) -> None:
-    rules, schema = 'root ::= "yes"', '{"const": "yes"}'
-    file = tmp_path / "a.gbnf"
-    file.write_text(begin + rules, encoding="utf-8")
-    with open_tiny() as llm:
-        for grammar in (
-            LlamaGrammar.from_file(file), LlamaGrammar.from_string(begin + rules), begin + rules,
-            LlamaGrammar.from_json_schema(begin + schema),
-        ):  # fmt: skip
-            text = llm.create_completion("a", grammar=grammar, max_tokens=9)["choices"][0]["text"]
-            assert text.strip('"') == "yes"
-    file.write_text(begin, encoding="utf-8")
-    with pytest.raises(ArgumentError):
-        LlamaGrammar.from_file(file)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-import unicodedata
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from pyllama_spec import ArgumentError, SchemaError
 from pyllama_spec.constraints import argument_grammar, schema_grammar
 from pyllama_spec.engine.sampler import MAX_GRAMMAR_KIB
-from pyllama_spec.schema import charsets, limits, loosened_rules, schema_rules
-from pyllama_spec.schema.grammar import Grammar
+from pyllama_spec.schema import limits, loosened_rules, schema_rules
 from pyllama_spec.schema.limits import WORK
 from tests.engine.grammar_walk import GrammarWalk
 
@@ -87,14 +84,6 @@ def test_the_arguments_of_a_chat_have_one_bound() -> None:
         argument_grammar([{"function": {**function, "strict": True}}], asked)
 
 
-def test_the_rules_of_all_properties_are_pruned_once() -> None:
-    prune = Grammar._drop_barren
-    with mock.patch.object(Grammar, "_drop_barren", autospec=True, side_effect=prune) as pruned:
-        rules = schema_rules({"properties": {f"p{i}": {} for i in range(50)}}, by_property=True)
-    assert len(rules.properties) == 50
-    assert pruned.call_count == 2
-
-
 def test_a_union_of_many_objects_is_told_apart_by_what_it_says() -> None:
     names = ["red", "green", *(f"k{i}" for i in range(150))]
     walk = GrammarWalk.of_schema({"oneOf": [
@@ -123,13 +112,3 @@ def test_other_threads_come_between_the_steps(monkeypatch: pytest.MonkeyPatch) -
     n_steps = WORK.n_spent - before
     assert n_steps > 2000
     assert len(rests) >= n_steps // 1000
-
-
-@pytest.mark.parametrize("name", ["L", "Lu", "Mn", "Cf", "P"])
-def test_categories_are_those_of_all_characters(name: str) -> None:
-    found = charsets.category(name)
-    assert found is not None
-    inside = {code for low, high in found for code in range(low, high + 1)}
-    assert inside == {
-        code for code in range(0x110000) if unicodedata.category(chr(code)).startswith(name)
-    }
