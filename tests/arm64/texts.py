@@ -26,8 +26,8 @@ _PROMPTS = (
 )  # fmt: skip
 _CUTS = (32, 33, 47, 70)
 _N_LONG = 80
-# Processors sum in orders of their own: logits differ by some thousandths.
-_NEAR = 0.1
+# Kernels round differently: in Q4_K_M, logits of the engine's own on one processor differ from ours by 0.2 on average.
+_NEAR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
