@@ -26,7 +26,8 @@ _PROMPTS = (
 )  # fmt: skip
 _CUTS = (32, 33, 47, 70)
 _N_LONG = 80
-# Kernels round differently: in Q4_K_M, logits of the engine's own on one processor differ from ours by 0.2 on average.
+# Kernels round differently: on one processor, the engine's give logits of Q4_K_M that are 0.2 from
+# those of ours on average.
 _NEAR = 0.5
 
 
