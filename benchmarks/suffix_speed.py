@@ -25,11 +25,11 @@ from typing import NamedTuple
 
 from benchmarks.suffix_traces import FOLDER, N_MEASURED, Recorded, read_trace
 from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup, Suffix
-from pyllama_spec.drafters.suffix.upkeep import play
 from pyllama_spec.engine import ContextParams, Model, Sampler
 from pyllama_spec.llama.open_model import OpenModel, open_runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop, make_controller
+from tests.suffix_tools import play
 
 _GREEDY = RequestOptions(temperature=0.0)
 

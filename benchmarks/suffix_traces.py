@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyllama_spec.drafters import Drafter, PromptLookup, Suffix
-from pyllama_spec.drafters.suffix.upkeep import play, play_all
+from tests.suffix_tools import play, play_all
 
 FOLDER = Path(__file__).parent / "traces"
 # The number of measured requests of each trace: the last ones.

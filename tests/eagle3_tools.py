@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, Eagle3
-from pyllama_spec.drafters.ngram_table import P_SCALE, context_keys
 from pyllama_spec.engine import Context, Model
 from tests.models import model_path
-
-# Contexts of an n-gram table, the last token last, each with what follows it and how likely.
-Says = Mapping[tuple[int, ...], tuple[int, float]]
 
 
 def head(kind: str = "eagle3", max_draft: int = 8, **options: Any) -> Eagle3:
     window = options.pop("n_ctx", None)
     return Eagle3(model_path(kind, **options), max_draft, n_ctx=window)
-
-
-def ngram_arrays(says: Says) -> dict[str, Any]:
-    """The tensors of an n-gram table: what follows each context, and its probability."""
-    rows = sorted((context_keys(c[::-1])[-1], token, p) for c, (token, p) in says.items())
-    keys = np.array([key for key, _, _ in rows], np.uint32)
-    return {
-        "ngram.keys": keys.view(np.int32),
-        "ngram.ids": np.array([token for _, token, _ in rows], np.int32),
-        "ngram.p": np.array([round(p * P_SCALE) for _, _, p in rows], np.int8),
-    }
 
 
 def target_context(model: Model, drafter: Drafter, **overrides: Any) -> Context:

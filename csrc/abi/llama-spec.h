@@ -78,8 +78,8 @@ void llama_spec_set_server_timeout(int32_t seconds);
 /* The i-th device of a server; name is NULL past the last. */
 int  llama_spec_server_device(const char * endpoint, int32_t i, const char ** name, uint64_t * free_bytes, uint64_t * total_bytes);
 /* Serves the client at the other end of a connected socket until it disconnects. It serves the named devices of this
- * machine. A client that sends nothing for timeout_s within a message counts as disconnected. Closes the socket. */
-int  llama_spec_serve(int32_t fd, const char * const * devices, int32_t n_devices, int32_t n_threads, int32_t timeout_s);
+ * machine. Closes the socket. */
+int  llama_spec_serve(int32_t fd, const char * const * devices, int32_t n_devices, int32_t n_threads);
 
 /* ---- model ---------------------------------------------------------------------------------------- */
 
@@ -127,7 +127,6 @@ struct llama_spec_model_info {
     uint64_t snapshot_base_bytes, snapshot_token_bytes;
     uint64_t head_bytes;        /* weights of a loaded MTP head; 0 if none is loaded */
     const char * head_type;     /* the type of most of them */
-    struct llama_spec_ngrams ngrams;
     struct llama_spec_block block;
     uint64_t repacked_bytes;    /* weights that our kernels read 16 rows at a time, in memory of the process */
 };

@@ -220,7 +220,6 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->head_bytes = head.n_bytes;
         out->head_type  = ggml_type_name(head.type);
         const draft_kind * kind = find_draft_kind(m);
-        out->ngrams = kind != nullptr && kind->ngrams != nullptr ? kind->ngrams(m) : llama_spec_ngrams{};
         out->block  = kind != nullptr && kind->block != nullptr ? kind->block(m) : llama_spec_block{};
     });
 }

@@ -45,13 +45,6 @@ struct llama_spec_batch {
     bool candidates_only;       /* for a draft: only llama_spec_draft_candidates() is needed, no logits */
 };
 
-/* For a draft with an n-gram table: its number of contexts, and the file offsets of its int32 keys, int32 ids and int8
- * probabilities. n is 0 for a model without one. */
-struct llama_spec_ngrams {
-    int64_t n;
-    uint64_t keys_at, ids_at, p_at;
-};
-
 /* For a draft that predicts a block of tokens at once. */
 struct llama_spec_block {
     int32_t n_slots;            /* block size in training, including the last known token; 0 for other models */

@@ -58,8 +58,6 @@ struct draft_kind {
     std::string (*mismatch)(const llama_model * draft, const llama_model * target);
     // `target` is NULL if the draft is opened on its own. Throws std::runtime_error for a damaged file.
     std::unique_ptr<draft_context> (*open)(const llama_model * draft, const llama_model * target);
-    // Returns where an n-gram table lies in the draft's file. NULL for a kind without one.
-    llama_spec_ngrams (*ngrams)(const llama_model * draft);
     // NULL for a kind that does not draft in blocks.
     llama_spec_block (*block)(const llama_model * draft);
 };
@@ -120,6 +118,8 @@ std::vector<int32_t> target_ids(const llama_model * draft);
 std::string target_layers_fault(const std::string & arch, const std::vector<int32_t> & layers);
 // Checks the tensor d2t, if there is one; sets the number of ids that the draft chooses from.
 std::string d2t_fault(llama_model_loader & ml, int64_t n_vocab, int64_t * n_vocab_draft);
+// Marks the n-gram table that files of earlier versions have as handled; returns the names of its tensors.
+std::set<std::string> skip_ngrams(llama_model_loader & ml);
 // Checks for unknown tensors; `doc` describes the keys that some of them need. The engine only counts unused tensors
 // and does not name them.
 std::string leftover_fault(const llama_model_loader & ml, const std::set<std::string> & known, const char * doc);

@@ -1,4 +1,4 @@
-"""convert: converts a draft in Hugging Face layout to one GGUF."""
+"""convert: a draft in Hugging Face layout to one GGUF, and an EAGLE-3 head back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TypeAlias
 
-from pyllama_spec.convert import KINDS, convert_draft
+from pyllama_spec.convert import KINDS, LAYOUTS, convert_draft, publish_eagle3
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.terminal import ProgressBar, dim
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -20,15 +21,21 @@ def add_convert(commands: _Commands) -> None:
     )
     parser.add_argument(
         "draft", type=Path, metavar="HF_DRAFT_DIR",
-        help="the draft's folder, with config.json and .safetensors or .bin files",
+        help="the draft's folder, with config.json and .safetensors or .bin files; with --to the "
+        "GGUF of an EAGLE-3 head",
     )  # fmt: skip
     parser.add_argument(
-        "--target", type=Path, required=True, metavar="TARGET",
-        help="the target's GGUF, or its folder with config.json and tokenizer.json",
+        "--target", type=Path, metavar="TARGET.gguf",
+        help="the target's GGUF; with --to the name or folder of its original",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the file to write"
-    )
+        "-o", "--output", type=Path, required=True, metavar="OUT.gguf",
+        help="the file to write, or with --to the folder",
+    )  # fmt: skip
+    parser.add_argument(
+        "--to", choices=LAYOUTS,
+        help="write the head as a checkpoint for vLLM (speculators) or SGLang (eagle3)",
+    )  # fmt: skip
     parser.add_argument(
         "--type",
         choices=KINDS,
@@ -44,6 +51,13 @@ def add_convert(commands: _Commands) -> None:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Converts, and prints the result in one line; notes go to stderr."""
+    if args.to is not None:
+        for note in publish_eagle3(args.draft, args.output, args.to, args.target):
+            print(dim(f"[note: {note}]", sys.stderr), file=sys.stderr)
+        print(f"{args.output}: config.json and model.safetensors in the layout {args.to}")
+        return 0
+    if args.target is None:
+        raise ArgumentError("target", None, "the GGUF that the draft was made for")
     report = convert_draft(
         args.draft,
         args.target,
@@ -58,7 +72,7 @@ def run_convert(args: argparse.Namespace) -> int:
     vocabulary = "" if report.n_draft_vocab is None else f", {report.n_draft_vocab} draft tokens"
     blocks = "" if report.block_size is None else f", blocks of {report.block_size}"
     print(
-        f"{report.path}: {report.draft} ({report.layout}), layer inputs {layers} of the target"
+        f"{report.path}: {report.draft}, layer inputs {layers} of the target"
         f"{blocks}{vocabulary}, {report.n_tensors} tensors, {report.type_name}, "
         f"{report.n_bytes / 1e6:.1f} MB"
     )

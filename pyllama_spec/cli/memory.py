@@ -33,9 +33,7 @@ def add_memory(commands: _Commands) -> None:
         "0600, and it belongs to one tokenizer (docs/suffix.md).",
     )  # fmt: skip
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    build = _action(
-        actions, "build", "add files and folders, and report what copies of them give", _build
-    )
+    build = _action(actions, "build", "add files and folders", _build)
     build.add_argument(
         "paths", type=path_argument, nargs="+", metavar="PATH",
         help="files or folders; a link in a folder is left out",
@@ -111,18 +109,10 @@ def _build(args: argparse.Namespace) -> int:
         store = Store(args.store, vocabulary_digest(model.vocab), max_bytes=_bytes(args))
         bar = ProgressBar(f"reading into {args.store.name}")
         with _none_left_empty(store):
-            n_files, trial = upkeep.build(store, model.vocab, files, bar)
+            n_files = upkeep.build(store, model.vocab, files, bar)
     say(f"{n_files} files with text; {_summary(store)}")
     if n_links:
         say(f"links in the folders, left out: {n_links}; name what they lead to")
-    if trial is None:
-        say("too few files for an estimate of what it is worth")
-    else:
-        say(
-            f"of {trial.n_tokens} tokens of files that were held out, copies would have given "
-            f"{trial.n_accepted / max(trial.n_tokens, 1):.0%}: {trial.tokens_per_round:.2f} tokens "
-            "per round"
-        )
     store.close()
     return 0
 

@@ -201,11 +201,11 @@ class Drafter(Closeable):
     - there is nothing to undo after a rejection: rejected tokens are never passed;
     - truncate() says that only the first n_keep tokens remain, before commit() continues there.
 
-    An exception, or only ids outside of the vocabulary, disable the drafter for that sequence until
-    its next prompt. The text continues without it; the result says why in `reason_off`, and the
-    exception itself is in `reason_off_error`. A list form that knows which sequences failed raises
-    SequenceErrors; any other exception of a list form disables the drafter for all sequences of
-    the call.
+    An id outside of the vocabulary ends a draft. An exception disables the drafter for that
+    sequence until its next prompt. The text continues without it; the result says why in
+    `reason_off`, and the exception itself is in `reason_off_error`. A list form that knows which
+    sequences failed raises SequenceErrors; any other exception of a list form disables the drafter
+    for all sequences of the call.
 
     Attributes:
         name: its name in the statistics; by default that of its class: see name_of_code().

@@ -9,14 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, text
 from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.identity import digest_of, stamp_of
 from pyllama_spec.engine.load_errors import load_error, not_a_model
-from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
+from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo
 from pyllama_spec.engine.overrides import Override, check_fits, facts_of, raw_overrides
 from pyllama_spec.engine.rpc import server_names
 from pyllama_spec.engine.system import device_names
@@ -222,26 +220,6 @@ class Model(Owner):
         out = ffi.new("int32_t[]", n)
         check(lib.llama_spec_model_target_layers(self.handle, out), "cannot read the draft")
         return tuple(ffi.unpack(out, n))
-
-    def ngram_arrays(self) -> NgramArrays | None:
-        """The n-gram table in a draft's file, as arrays; None without one.
-
-        Returns:
-            Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md explains
-            them. Only their presence is checked.
-        """
-        place = self._raw.ngrams
-        if not place.n:
-            return None
-        parts = ((place.keys_at, "<u4"), (place.ids_at, "<i4"), (place.p_at, "i1"))
-        try:
-            # Read and not mapped: a file that is cut off later must not end the process.
-            keys, ids, p = (np.fromfile(self.path, t, place.n, offset=at) for at, t in parts)
-        except OSError as error:
-            raise ModelLoadError(f"{self.path} cannot be read: {error}") from None
-        if not len(keys) == len(ids) == len(p) == place.n:
-            raise ModelLoadError(f"{self.path} was cut off since it was loaded; load it again")
-        return NgramArrays(keys, ids, p)
 
     @property
     def draft_block(self) -> DraftBlock | None:

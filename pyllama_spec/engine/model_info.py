@@ -5,23 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-
-class NgramArrays(NamedTuple):
-    """The arrays of an n-gram table; see drafters/ngram_table.py.
-
-    Attributes:
-        keys: [n] uint32.
-        ids: [n] int32.
-        p: [n] int8.
-    """
-
-    keys: npt.NDArray[np.uint32]
-    ids: npt.NDArray[np.int32]
-    p: npt.NDArray[np.int8]
-
 
 class DraftBlock(NamedTuple):
     """How a draft predicts the tokens of a block at once.

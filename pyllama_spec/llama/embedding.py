@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.chat.prompts import LONG_TEXT, at_least, check_fits
+from pyllama_spec.chat.template import LONG_TEXT, at_least, check_fits
 from pyllama_spec.engine import Batch, Context, ContextParams, Model, Vocab
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
@@ -194,7 +194,7 @@ class Embeddings:
         with self._turn() as context:
             if context.pooling != "rank" or own != str(POOLING["rank"]):
                 raise UnsupportedError(
-                    f"{self._model.path} does not score pairs (its pooling is "
+                    f"{self._model.path.name} does not score pairs (its pooling is "
                     f"{context.pooling!r}): rank() is for rerankers, whose files say pooling "
                     'type "rank"; compare embeddings of this one'
                 )

@@ -136,7 +136,7 @@ class ChatRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    continue_final_message: bool | str | None = None
+    continue_final_message: bool | None = None
     thinking_token_budget: int | None = None
     reasoning_effort: str | None = None
     reasoning_format: str | None = None
@@ -159,7 +159,7 @@ class EmbeddingRequest(Struct, kw_only=True):
 
     input: Prompt
     model: Name | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: str = "float"
     dimensions: int | None = None
     user: str | None = None
 

@@ -182,9 +182,6 @@ class IsolatedDrafter:
                 n = next(i for i, token in enumerate(ids) if not 0 <= token < self._n_vocab)
                 draft, ids = draft.first(n), ids[:n]
             p, drawn_from = draft.probabilities, draft.distributions
-            for name, column in (("probabilities", p), ("distributions", drawn_from)):
-                if column is not None and len(column) != len(ids):
-                    raise ValueError(f"a draft of {len(ids)} tokens has {len(column)} {name}")
             is_drawn = request.draws is not None and request.draws.verifies_all
             return draft._replace(
                 ids=ids, probabilities=None if p is None else [*map(float, p)],

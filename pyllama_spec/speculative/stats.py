@@ -166,7 +166,11 @@ class SpeculationStats:
             return "it was not asked: the text ended with its first token"
         if self.why_not_asked and not self.asked:
             return f"it was not asked: {self.why_not_asked}"
-        return idle_in_words(self.asked, self.proposed)
+        if not self.asked:
+            return "it was not asked"
+        if not self.proposed:
+            return "it proposed nothing"
+        return f"none of its {plural(self.proposed, 'proposed token')} was worth verifying"
 
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
@@ -226,15 +230,6 @@ class SpeculationStats:
             "controller": self.controller,
             "asked": self.asked,
         }
-
-
-def idle_in_words(asked: int, proposed: int) -> str:
-    """An idle drafter's state in words, by the counts of SpeculationStats."""
-    if not asked:
-        return "it was not asked"
-    if not proposed:
-        return "it proposed nothing"
-    return f"none of its {plural(proposed, 'proposed token')} was worth verifying"
 
 
 def plural(n: int, noun: str) -> str:

@@ -49,22 +49,6 @@ def test_where_places_disagree_the_model_is_asked(n_ways: int) -> None:
     assert behind(LookupFirst(Model()), [*same, 80, 60, *same], 2) == [80, 60]
 
 
-def test_a_kind_of_copy_that_goes_wrong_is_left_to_the_model() -> None:
-    """Each line has another number after the same words: the drafter learns not to copy there."""
-    drafter, words = LookupFirst(Model()), [1, 2, 3, 4, 5, 6]
-    drafter.begin_request(0, remember=True, user="")
-    text: list[int] = []
-    asked: list[bool] = []
-    for i in range(12):
-        line = [200 + i, 300 + i, *words]
-        drafter.commit([Committed(0, line, len(text))])
-        text += line
-        [draft] = drafter.propose([DraftRequest(0, text, 4)])
-        asked.append(list(draft.ids) == [MODEL])
-    assert asked[0]  # nothing stood there before
-    assert all(asked[4:])
-
-
 @pytest.mark.parametrize("match_length", [3, 5, 24])
 def test_fewer_equal_tokens_are_no_match(match_length: int) -> None:
     same = list(range(100, 100 + match_length))

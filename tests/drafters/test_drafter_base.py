@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.drafters import (
     NO_DRAFT,
     Committed,
@@ -19,13 +17,10 @@ from pyllama_spec.drafters import (
     SequenceErrors,
     TokenView,
 )
-from pyllama_spec.drafters.base import name_of_code
 from pyllama_spec.engine import Context, Sampler, SamplerParams
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState
-from pyllama_spec.speculative.controller import Controller
 from tests.drafters.tools import N_TOKENS, PROMPTS, Moody, OnlyProposeOne, plain_texts, requests
 from tests.faces.tools import GREEDY, open_tiny
-from tests.models import model_path
 from tests.oracles import tiny, tiny_context
 
 
@@ -149,23 +144,6 @@ class Wrong(Drafter):
         return self.answer
 
 
-def a_function(input_ids: Any) -> Any:
-    return 5
-
-
-class ACallable:
-    def __call__(self, input_ids: Any) -> Any:
-        return None
-
-
-def test_code_without_a_word_for_a_name_is_custom() -> None:
-    assert [name_of_code(code) for code in (Wrong, a_function, ACallable())] == [
-        "Wrong", "a_function", "ACallable",
-    ]  # fmt: skip
-    none = type("none", (Wrong,), {})
-    assert [name_of_code(code) for code in (lambda: None, none)] == ["custom"] * 2
-
-
 def test_a_drafter_without_a_name_has_that_of_its_class() -> None:
     class Named(Wrong):
         name = "mine"
@@ -181,18 +159,3 @@ def test_a_drafter_without_a_name_has_that_of_its_class() -> None:
     found = [one.name for one in (Wrong(), Named(), Later(), Copies(), DrafterWrapper(Wrong()))]
     assert found == ["Wrong", "mine", "later", "prompt-lookup", "Wrong"]
     assert (Wrong.name, Named.name) == ("Wrong", "mine")
-
-
-def test_the_names_are_in_the_record() -> None:
-    class Whims(Controller):
-        """A controller of the user's."""
-
-    given: dict[str, Any] = {
-        "draft": Wrong(Draft([1])),
-        "controller": Whims(),
-        "n_threads": 1,
-        "n_ctx": 256,
-    }
-    with Llama(model_path("llama"), **given) as llm:
-        said = llm.create_completion("abab", max_tokens=12, **GREEDY)["speculation"]
-    assert (said["drafter"], said["controller"]) == ("Wrong", "Whims")

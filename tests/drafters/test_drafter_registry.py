@@ -227,17 +227,6 @@ def test_names_and_objects() -> None:
         assert (drafter.max_draft, drafter.p_min) == (2, 0.5)
 
 
-@pytest.mark.parametrize(
-    "draft",
-    [PromptLookup, 7, [], b"x.gguf", "promptlookup"],
-    ids=lambda value: type(value).__name__,
-)
-def test_values_that_mean_no_drafter(draft: object) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        make_drafter(draft, DraftOptions())
-    assert "did you mean prompt-lookup?" in str(caught.value) or draft != "promptlookup"
-
-
 @pytest.mark.parametrize("name, value", [
     ("n_draft", -1), ("n_draft", True), ("p_min", 1.5), ("p_min", float("nan")), ("lookup", -1),
     ("lookup", 0.5), ("draft_n_ctx", 0), ("draft_n_ctx", "many"),
@@ -246,11 +235,3 @@ def test_options_out_of_range(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError) as caught:
         OpenOptions("m.gguf", **{name: value}).check()
     assert caught.value.param == name
-
-
-@pytest.mark.parametrize("keyword", ["draft", "draft_model"])
-def test_an_open_model_is_no_draft(keyword: str) -> None:
-    path = str(model_path("llama"))
-    with Llama(path, n_ctx=64) as opened, pytest.raises(ArgumentError):
-        given: dict[str, Any] = {keyword: opened}
-        Llama(path, n_ctx=64, **given)

@@ -13,7 +13,6 @@ from gguf import GGUFReader
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
 from pyllama_spec.engine import Batch, Context, Model, quantize
-from tests.eagle3_tools import ngram_arrays
 from tests.models import Eagle3Config, model_path
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
 from tests.oracles import tiny
@@ -37,13 +36,6 @@ def _d2t(index: int, value: int) -> Change:
     return lambda tensors: tensors["d2t"].__setitem__(index, value)
 
 
-def _table(**changes: Any) -> Change:
-    """An n-gram table, with some parts changed or, for None, left out."""
-    arrays = ngram_arrays({(3,): (5, 0.5), (3, 4): (6, 1.0)})
-    arrays |= {f"ngram.{name}": value for name, value in changes.items()}
-    return lambda tensors: tensors.update({k: v for k, v in arrays.items() if v is not None})
-
-
 REDUCED = {"n_draft_vocab": 100}
 REQUIRED = (
     "fc", "output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.attn_q", "blk.0.attn_k",
@@ -60,11 +52,6 @@ BROKEN: dict[str, tuple[dict[str, Any], Change]] = {
     "enc.output_norm.1 is missing": ({"fc_norm": True}, _without("enc.output_norm.1.weight")),
     "enc.output_norm is missing": ({"norm_before_fc": True}, _without("enc.output_norm.weight")),
     "enc.output_norm.0 without its flag": ({}, _ones("enc.output_norm.0.weight", 64)),
-    "ngram.keys is missing": ({}, _table(keys=None)),
-    "ngram.p is missing": ({}, _table(p=None)),
-    "ngram.p of floats": ({}, _table(p=np.ones(2, np.float32))),
-    "ngram.ids of a matrix": ({}, _table(ids=np.ones((2, 2), np.int32))),
-    "ngram.p of another length": ({}, _table(p=np.ones(3, np.int8))),
     "attn_sinks is unknown": ({}, _ones("blk.0.attn_sinks.weight", 4)),
     "blk.1.attn_norm of a layer too many": ({}, _ones("blk.1.attn_norm.weight", 64)),
     "eagle3.fc_norm beside norm_before_fc": (
@@ -104,6 +91,18 @@ def test_a_padded_vocabulary_is_taken() -> None:
         result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
         assert result["speculation"]["reason_off"] is None
         assert result["speculation"]["drafter"] == "eagle3"
+
+
+def test_the_n_gram_table_of_an_earlier_version_is_skipped(tmp_path: Path) -> None:
+    cfg, texts = Eagle3Config(output_scale=0.1), []
+    table: dict[str, Any] = {"ngram.keys": np.zeros(5, np.int32), "ngram.p": np.ones((2, 3), "f4")}
+    for more in ({}, table):
+        path = write_eagle3(tmp_path / "head.gguf", cfg, {**eagle3_tensors(cfg), **more})
+        with Llama(model_path("llama"), draft=path, controller="fixed", n_threads=1) as llm:
+            answer = llm.create_completion([1, 2, 3], max_tokens=20, temperature=0)
+        texts.append(answer["choices"][0]["text"])
+        assert answer["speculation"]["drafted"] > 0
+    assert texts[0] == texts[1]
 
 
 def test_calls_that_do_not_fit_a_head() -> None:

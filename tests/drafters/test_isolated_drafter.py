@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pyllama_spec.drafters import (
-    NO_DRAFT,
     Committed,
     Draft,
     Drafter,
@@ -152,21 +151,6 @@ def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
         assert draft.probabilities == [0.5, 1.0][:kept]
 
 
-NO_DRAFTS: list[Any] = [
-    None, [1, 2], 5, "abc",
-    *(Draft(ids) for ids in (None, 5, "abc", [1.5], [None], [1, "b"])),  # type: ignore[arg-type]
-    *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], 0.5)),  # type: ignore[arg-type]
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("draft", NO_DRAFTS, ids=str)
-def test_what_is_no_draft(draft: Any) -> None:
-    found, reason = ids_of(draft)
-    assert found == []
-    assert reason is not None
-    assert reason.startswith("the drafter failed in propose(): ")
-
-
 class Failing(Drafter):
     name = "mine"
 
@@ -270,17 +254,6 @@ def test_no_warning_ends_a_text() -> None:
     assert "ZeroDivisionError" in found["speculation"]["reason_off"]
 
 
-@pytest.mark.parametrize("answer", [None, 5, [], [NO_DRAFT], [NO_DRAFT] * 3], ids=str)
-def test_a_list_of_another_length_is_a_failure_of_all(answer: Any) -> None:
-    class Short(Drafter):
-        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-            return answer  # type: ignore[no-any-return]
-
-    round_side = isolated(Short())
-    assert round_side.propose(requests(2, 2)) == [NO_DRAFT] * 2
-    assert round_side.failures.keys() == {0, 1}
-
-
 @pytest.mark.parametrize("what", ["resume_at", "save", "restore", "truncate", "copy"])
 def test_failures_elsewhere_cost_no_text(what: str) -> None:
     """After an error of any method the next prompt starts anew, with the same text."""
@@ -307,20 +280,3 @@ def test_failures_elsewhere_cost_no_text(what: str) -> None:
             assert state.tokens == tuple(texts[-1])
             llm.load_state(state)
             llm.load_state(plain)
-
-
-def test_what_is_verified_is_what_was_proposed() -> None:
-    """Later writes to the drafter's list change nothing."""
-
-    class Same(Drafter):
-        def __init__(self) -> None:
-            self.ids: list[int] = [7, 8, 9]
-
-        def propose_one(self, request: DraftRequest) -> Draft:
-            return Draft(self.ids, [0.5] * 3)
-
-    drafter = Same()
-    round_side = isolated(drafter, 1)
-    (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
-    drafter.ids[:] = [1, 1, 1, 1, 1]
-    assert (list(draft.ids), draft.probabilities) == ([7, 8], [0.5] * 2)

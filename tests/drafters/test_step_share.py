@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import DraftOptions, Eagle3, Mtp, make_drafter
+from pyllama_spec.drafters import DraftOptions, Mtp, make_drafter
 from pyllama_spec.gguf.sizes import tensor_bytes
 from pyllama_spec.speculative import ProfitController, Round
-from tests.eagle3_tools import target_context
 from tests.models import model_path
 from tests.mtp_tools import mtp_context, with_head
-from tests.oracles import tiny
 
 N_SLOTS, N_VOCAB = 64, 320
 
@@ -52,18 +49,6 @@ def test_of_several_heads_a_step_takes_one_and_of_experts_those_used() -> None:
         wanted = (read(4, 7) / 3 + sizes["output.weight"]) / (read(0, 4) + beside)
         assert drafter.step_share == pytest.approx(wanted, rel=1e-3)
         drafter.close()
-
-
-@pytest.mark.parametrize("own", [{}, {"own_embedding": False, "own_output": False}])
-def test_the_share_of_an_eagle3_head(own: dict[str, Any]) -> None:
-    target_path, draft = model_path("llama"), Eagle3(model_path("eagle3", **own), n_output=N_SLOTS)
-    with target_context(tiny("llama"), draft) as target:
-        draft.attach(target)
-        head = _bytes(draft.model.path, "blk.0.")
-        read = head + _bytes(target_path, "output.weight") * N_SLOTS / N_VOCAB
-        rest = _bytes(target_path, "blk.") + _bytes(target_path, "output")
-        assert draft.step_share == pytest.approx(read / rest, rel=1e-3)
-        draft.close()
 
 
 def test_the_controller_is_told_the_price_before_the_first_round() -> None:

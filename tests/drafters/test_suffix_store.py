@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.drafters import Suffix
-from pyllama_spec.drafters.suffix import upkeep
 from pyllama_spec.drafters.suffix.store import Store, capacity_of, vocabulary_digest
 from pyllama_spec.drafters.suffix.token_index import index_bytes
 from pyllama_spec.errors import ArgumentError, BusyError, ModelLoadError, PyllamaSpecError
@@ -104,27 +103,6 @@ def test_a_draft_copies_from_it(path: Path) -> None:
     assert proposal(reader, fresh(1)[:20]) == fresh(1)[20:28]
     tell(reader, fresh(2)[:20])
     assert proposal(reader, fresh(2)[:20]) == []
-
-
-# ---- what it is worth
-
-
-def test_what_a_store_would_make_of_texts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = opened(path)
-    store.add(fresh(1))
-    before = path.read_bytes()
-    unknown = upkeep.played(store, [fresh(2), [7]])
-    assert unknown == upkeep.Played(n_rounds=59)
-    assert (unknown.n_tokens, unknown.tokens_per_round) == (59, 1.0)
-    known = upkeep.played(store, [fresh(2), fresh(1)])
-    assert known.n_tokens == 2 * 59
-    assert known.n_drafted == known.n_accepted > 40
-    for n in (1, 58, 59, 60, 70, 118, 200):
-        monkeypatch.setattr(upkeep, "_PLAYED_TOKENS", n)
-        assert upkeep.played(store, [fresh(2), fresh(1)]).n_tokens == min(n, 2 * 59)
-    assert path.read_bytes() == before
-    # Two rounds until three tokens are alike; then 8 + 1 and 7 + 1.
-    assert upkeep.play(Suffix(8), fresh(1), fresh(1)[:20]) == upkeep.Played(4, 15, 15)
 
 
 # ---- its size

@@ -231,7 +231,6 @@ def test_the_command(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[
     assert memory("build", store, folder, "-m", model, "--max-size", 2) == 0
     said = capsys.readouterr().out
     assert "30 files with text" in said
-    assert "tokens per round" in said
     assert memory("show", store, "--json", "--texts", 40, "-m", model) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["texts"] == len(facts["newest"]) == 30

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError, Llama
-from pyllama_spec.engine.framing import HEADER_BYTES
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama_cpp import LlamaDiskCache
 from pyllama_spec.server.prefix_folder import PrefixFolder
@@ -82,7 +80,7 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "header", "length", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "header", "empty", "foreign"])
 def test_what_is_damaged_is_thrown_away(tmp_path: Path, damage: str) -> None:
     ((text, _),) = one_run(tmp_path, [LONG])
     (file,) = tmp_path.iterdir()
@@ -90,11 +88,9 @@ def test_what_is_damaged_is_thrown_away(tmp_path: Path, damage: str) -> None:
     if damage == "cut":
         data = data[:-100]
     elif damage == "changed":
-        data[-50] ^= 1
+        data[len(data) // 2] ^= 1
     elif damage == "header":
-        data[20] ^= 0xFF
-    elif damage == "length":
-        data[HEADER_BYTES : HEADER_BYTES + 4] = struct.pack("<I", (1 << 32) - 1)
+        data[45] ^= 0xFF
     elif damage == "empty":
         data = bytearray()
     else:
@@ -123,24 +119,6 @@ def test_short_and_known_texts_are_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     one_run(tmp_path, [LONG, LONG, LONG[:100], [*LONG, 97, 98]])
     assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize(("n_asked", "is_read"), [(1, False), (10, False), (63, False), (64, True)])
-def test_a_short_prompt_reads_no_file(tmp_path: Path, n_asked: int, is_read: bool) -> None:
-    """A file that begins with the whole prompt is not read either."""
-    state = state_of(range(200))
-    folder = PrefixFolder(tmp_path, 1 << 26, MIN)
-    folder[state.tokens] = state
-    folder.close()
-    again = PrefixFolder(tmp_path, 1 << 26, MIN)
-    asked = state.tokens[:n_asked]
-    assert (asked in again) == is_read
-    if is_read:
-        assert again[asked] == state
-    else:
-        with pytest.raises(KeyError):
-            again[asked]
-    again.close()
 
 
 def test_a_disk_cache_has_what_was_put_there(tmp_path: Path) -> None:

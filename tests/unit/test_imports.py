@@ -22,7 +22,7 @@ from pyllama_spec.engine.cpu_variants import ARM, X86, choose, explained
 # Each takes milliseconds, and no text needs them.
 LATER = (
     "importlib.metadata", "email", "secrets", "hashlib", "statistics", "difflib", "uuid",
-    "llguidance", "torch", "gguf", "matplotlib", "pyllama_spec.schema",
+    "torch", "gguf", "matplotlib", "pyllama_spec.schema",
 )  # fmt: skip
 
 

@@ -257,12 +257,11 @@ void llama_model_dflash::load_arch_tensors(llama_model_loader &) {
             layer.dflash_ffn_conv_proj  = create(tn(LLM_TENSOR_DFLASH_FFN_CONV_PROJ,  "weight", i), {n_embd, 2 * n_kernel * n_groups}, 0);
         }
     }
-    std::vector<std::string> table;
-    check(ngrams_fault(*ml, &spec.ngrams, &table));
-    known.insert(table.begin(), table.end());
+    std::set<std::string> ids = skip_ngrams(*ml);
+    known.insert(ids.begin(), ids.end());
     check(leftover_fault(*ml, known, "docs/dflash.md"));
-    table.push_back("d2t");
-    check(types_fault(*ml, std::set<std::string>(table.begin(), table.end())));
+    ids.insert("d2t");
+    check(types_fault(*ml, ids));
     const int n_confidence = dspark_conf_proj != nullptr ? 1 : 0;
     const uint32_t k = has_selector ? hparams.dflash_selector_top_k : 0;
     hparams.n_embd_out_impl = has_selector ? k + k * k : 2 * LLAMA_SPEC_DFLASH_CANDIDATES + n_confidence;
@@ -839,10 +838,6 @@ const draft_kind llama_spec::DFLASH_KIND = {
     [](const llama_model * draft, const llama_model * target) { return pair_mismatch(draft, target, draft->hparams.n_embd); },
     [](const llama_model * draft, const llama_model * target) -> std::unique_ptr<draft_context> {
         return std::make_unique<dflash_context>(draft, target);
-    },
-    [](const llama_model * draft) -> llama_spec_ngrams {
-        const auto & found = dflash_of(draft).spec.ngrams;
-        return { found.n, found.keys_at, found.ids_at, found.p_at };
     },
     [](const llama_model * draft) -> llama_spec_block {
         const auto & model = dflash_of(draft);

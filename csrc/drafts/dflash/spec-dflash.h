@@ -2,8 +2,6 @@
 // engine's models.h includes it (vendor/patches/0003), so it uses no type of the ABI.
 #pragma once
 
-#include "drafts/spec-ngrams.h"
-
 #include <cstdint>
 
 // Members of llama_model_dflash that the engine's own class lacks.
@@ -13,7 +11,6 @@ struct llama_spec_dflash {
     bool is_causal = false;         // within a block: a slot sees no later one
     bool is_sliding_causal = false; // the same, only for layers with a window
     bool guesses_behind = false;    // each slot predicts the token after it, the first slot too, instead of its own
-    llama_spec_ngram_places ngrams;
 };
 
 // What a batch needs: a bit of llama_set_nextn_layer_offset(), which the engine compares before it reuses a graph.

@@ -137,12 +137,11 @@ void llama_model_eagle3::load_arch_tensors(llama_model_loader &) {
         layer.rope_long  = create(tn(LLM_TENSOR_ROPE_FACTORS_LONG,  "weight", i), {n_rot/2}, flags);
         layer.rope_short = create(tn(LLM_TENSOR_ROPE_FACTORS_SHORT, "weight", i), {n_rot/2}, flags);
     }
-    std::vector<std::string> table;
-    check(ngrams_fault(*ml, &spec.ngrams, &table));
-    known.insert(table.begin(), table.end());
+    std::set<std::string> ids = skip_ngrams(*ml);
+    known.insert(ids.begin(), ids.end());
     check(leftover_fault(*ml, known, "docs/eagle3.md"));
-    table.push_back("d2t");
-    check(types_fault(*ml, std::set<std::string>(table.begin(), table.end())));
+    ids.insert("d2t");
+    check(types_fault(*ml, ids));
 }
 
 namespace {
@@ -389,10 +388,6 @@ const draft_kind llama_spec::EAGLE3_KIND = {
     },
     [](const llama_model * draft, const llama_model * target) -> std::unique_ptr<draft_context> {
         return std::make_unique<eagle3_context>(draft, target);
-    },
-    [](const llama_model * draft) -> llama_spec_ngrams {
-        const auto & found = static_cast<const llama_model_eagle3 *>(draft)->spec.ngrams;
-        return { found.n, found.keys_at, found.ids_at, found.p_at };
     },
     nullptr,
 };

@@ -2,8 +2,6 @@
 // engine's models.h includes it (vendor/patches/0003), so it uses no type of the ABI.
 #pragma once
 
-#include "drafts/spec-ngrams.h"
-
 #include "llama.h"
 
 #include <cstdint>
@@ -21,7 +19,6 @@ struct llama_spec_eagle3 {
     bool output_gate = false;
     std::vector<ggml_tensor *> fc_norms;
     ggml_tensor * fc_b = nullptr;
-    llama_spec_ngram_places ngrams;
 };
 
 // How a batch's rows are read, and its results: bits of llama_set_nextn_layer_offset(), which the engine compares

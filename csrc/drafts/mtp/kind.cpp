@@ -221,7 +221,7 @@ const draft_kind MTP_KIND = {
         }
         return std::make_unique<mtp_context>(draft);
     },
-    nullptr, nullptr,
+    nullptr,
 };
 
 } // namespace llama_spec

@@ -1,18 +1,15 @@
 """Copies the tokens after an earlier occurrence of the last tokens, in this or earlier texts.
 
 Each place with the longest match that continues alike has a vote, token by token, as in
-SuffixDecoding (arXiv 2411.04975); the winner's chance is learnt by the length of the match
-and the number of places that agree. A draft ends where it is no longer likely, and a
-copy resumes after a difference between both texts.
+SuffixDecoding (arXiv 2411.04975). A draft ends where it is no longer likely by the length of the
+match and the share of places that agree, and a copy resumes after a difference between both texts.
 """
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import ref
@@ -29,18 +26,6 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
-_MATCH_EDGES = (4, 5, 6, 7, 8, 10, 13, 17, 22, 32, 48)
-# How many places there are that have the same beginning, and the share that continues this way.
-_PLACE_EDGES = (2, 4, 9)
-_SHARE_EDGES = (0.26, 0.45, 0.6, 0.8, 0.999)
-# For a resumed copy: bins of the equal tokens after the difference, and of its length.
-_EQUAL_EDGES = (1, 2, 3, 4, 6, 9, 14, 22)
-_GAP_EDGES = (1, 2, 4)
-# Beyond the cells of matches.
-_GAP_CELLS = 1 << 16
-# A kind's prior weighs as many observations as this; one counts half after 128 more.
-_PRIOR = 4.0
-_KEEP = 0.5 ** (1 / 128)
 _LOW, _HIGH = 0.01, 0.995
 # On the traces and mixed prompts of benchmarks/ 100 of 174 copies of the text itself were right
 # after three equal tokens, and 79 of 654 after none.
@@ -49,61 +34,27 @@ _AFTER_THREE, _AFTER_NONE = 0.6, 0.15
 _OF_OTHERS = 0.8
 
 
-class CopyKind(NamedTuple):
-    """The features of a copied token before it is verified."""
+def chance_of(match_length: int, share: float, *, is_own: bool, is_resumed: bool = False) -> float:
+    """The chance of a copied token, given that those before it are right.
 
-    match_length: int  # the number of equal tokens before it, drafted ones included
-    n_places: int  # the number of places whose text equals the draft up to here
-    n_agree: int  # the number of those places with this token
-    is_own: bool  # whether the copy is from the text itself
-    # For a copy that resumed after a difference, the number of tokens in the text there; None for a
-    # match.
-    n_gap: int | None = None
+    What held m times holds again with chance (m + 1) / (m + 2), by Laplace's rule of succession.
+    That is too high where little has held: three equal tokens are often equal by chance, and after
+    a difference no token is known to be equal. Counting the outcomes of copies by such facts gave
+    nothing on the traces of benchmarks/.
 
-
-class Chances:
-    """Counts of right copied tokens by kind, over all the drafter's texts.
-
-    A drafter that only knows that two texts were alike for eight tokens cannot say how likely the
-    ninth is: that depends on the owner's texts. So the drafter counts. A kind of copy that was
-    never seen starts with Laplace's rule of succession: what held m times holds again with chance
-    (m + 1) / (m + 2). That is too high where little has held: three equal tokens are often equal by
-    chance, and after a difference no token is known to be equal.
+    Args:
+        match_length: the number of equal tokens before it, drafted ones included.
+        share: of the places whose text equals the draft up to here, those with this token.
+        is_own: whether the copy is from the text itself.
+        is_resumed: whether the copy resumed after a difference, match_length tokens before.
     """
-
-    def __init__(self) -> None:
-        # By cell: how many there were, and how many of them were right, both faded.
-        self._seen: dict[int, tuple[float, float]] = {}
-
-    def chance(self, kind: CopyKind) -> float:
-        """The chance of a token of this kind, given that those before it are right."""
-        cell, prior = _cell(kind)
-        n, right = self._seen.get(cell, (0.0, 0.0))
-        p = (right + _PRIOR * prior) / (n + _PRIOR)
-        return _LOW if p < _LOW else _HIGH if p > _HIGH else p
-
-    def learn(self, kinds: Sequence[CopyKind], n_right: int) -> None:
-        """Learns from the outcome of a draft."""
-        for i, kind in enumerate(kinds[: n_right + 1]):
-            cell, _ = _cell(kind)
-            n, right = self._seen.get(cell, (0.0, 0.0))
-            self._seen[cell] = (n * _KEEP + 1.0, right * _KEEP + (i < n_right))
-
-
-@lru_cache(maxsize=1 << 13)
-def _cell(kind: CopyKind) -> tuple[int, float]:
-    """The cell that counts a kind, and the prior chance of a cell without counts."""
-    m, share = kind.match_length, kind.n_agree / kind.n_places
-    if kind.n_gap is not None:
-        cell = bisect_right(_EQUAL_EDGES, m) * 8 + bisect_right(_GAP_EDGES, kind.n_gap)
-        prior = (m + 1.0) / (m + 2.0) * _OF_OTHERS if m else _AFTER_NONE
-        return _GAP_CELLS + 2 * cell + kind.is_own, prior
-    cell = bisect_right(_MATCH_EDGES, m)
-    cell = cell * 8 + bisect_right(_PLACE_EDGES, kind.n_places)
-    cell = cell * 8 + bisect_right(_SHARE_EDGES, share)
-    others = 1.0 if kind.is_own else 1.0 - (1.0 - _OF_OTHERS) * 3 / max(m, 3)
-    prior = (m + 1.0) / (m + 2.0) if m > 3 else _AFTER_THREE
-    return 2 * cell + kind.is_own, prior * share * others
+    m = match_length
+    if is_resumed:
+        p = (m + 1.0) / (m + 2.0) * _OF_OTHERS if m else _AFTER_NONE
+    else:
+        p = (m + 1.0) / (m + 2.0) if m > 3 else _AFTER_THREE
+        p *= share * (1.0 if is_own else 1.0 - (1.0 - _OF_OTHERS) * 3 / max(m, 3))
+    return min(max(p, _LOW), _HIGH)
 
 
 # The most tokens that the text may have from the difference on before the copy is given up.
@@ -123,7 +74,7 @@ class Gap(NamedTuple):
     After a difference no n-gram matches until some tokens are equal again, though the text often
     continues as the copied one does. So the drafter remembers the difference for some tokens, and
     resumes the copy: after the next equal tokens, or, before there are any, after as many tokens as
-    the last difference had. Chances counts the acceptance of such copies as of any other.
+    the last difference had.
     """
 
     source: OwnText | Memory  # what was copied from: the text itself, or a memory of others
@@ -224,10 +175,8 @@ class OwnText:
 class _Copied(NamedTuple):
     """A draft whose tokens were not compared with the text yet."""
 
-    ids: list[int]  # the tokens of the draft, then the token that was too unlikely for it, if any
-    kinds: list[CopyKind]  # the known facts of each token
-    # For each token of the draft its probability, given that those before it are right.
-    p: list[float]
+    ids: list[int]  # the tokens of the draft; none if the first is too unlikely
+    p: list[float]  # the probability of each, given that those before it are right
     n_expected: float  # the expected number of correct tokens
     source: OwnText | Memory  # what was copied from: the text itself, or a memory of others
     at: int  # the index of the first copied token in the source
@@ -270,7 +219,6 @@ class Suffix(Drafter):
     ) -> None:
         self.max_draft = count(max_draft, "max_draft", 1)
         self.min_match = count(min_match, "min_match", min(ORDERS))
-        self.chances = Chances()
         self._least_chance, self._first_chance = least_chance, first_chance
         self._remembers, self._resumes = remembers, resumes
         is_memory = isinstance(store, Memory)
@@ -346,10 +294,10 @@ class Suffix(Drafter):
     # ---- what it is given
 
     def commit_one(self, done: Committed) -> None:
-        """Appends tokens, and learns from the verdict on the last draft."""
+        """Appends tokens, and notes where the last copy was wrong."""
         copied = self._copied.pop(done.seq, None)
         if copied is not None:
-            self._learn(copied, done.tokens, self._text(done.seq))
+            self._compare(copied, done.tokens, self._text(done.seq))
         self._text(done.seq).append(done.tokens, done.n_chosen)
 
     def note_miss(self, seq: int, at: int) -> None:
@@ -358,12 +306,11 @@ class Suffix(Drafter):
         if at < len(origins) and origins[at] == TokenOrigin.CHOSEN:
             origins[at] = TokenOrigin.MISSED
 
-    def _learn(self, copied: _Copied, tokens: Sequence[int], text: OwnText) -> None:
+    def _compare(self, copied: _Copied, tokens: Sequence[int], text: OwnText) -> None:
         ids, source, at = copied.ids, copied.source, copied.at
         n_met, n_right = min(len(tokens), len(ids)), 0
         while n_right < n_met and ids[n_right] == tokens[n_right]:
             n_right += 1
-        self.chances.learn(copied.kinds[:n_met], n_right)
         if not n_right and copied.resumed is not None:
             return  # it resumed at a wrong place: the difference is where it was
         if copied.resumed is not None:
@@ -414,15 +361,14 @@ class Suffix(Drafter):
             return NO_DRAFT
         best = max(copies, key=attrgetter("n_expected"))
         if best.p and best.p[0] < self._first_chance:
-            best = best._replace(p=[])
-        # Tokens that are not drafted are compared with the text all the same, to learn from them.
+            best = best._replace(ids=[], p=[])
+        # What is not drafted is compared with the text all the same: a copy may resume after it.
         self._copied[request.seq] = best
-        if not best.p:
+        if not best.ids:
             return NO_DRAFT
         # A length of 0 would mean that a model has drafted it.
         match_length, is_remembered = max(best.match_length, 1), best.source is not text
-        ids = best.ids[: len(best.p)]
-        return Draft(ids, best.p, match_length=match_length, is_remembered=is_remembered)
+        return Draft(best.ids, best.p, match_length=match_length, is_remembered=is_remembered)
 
     def _follow(self, source: OwnText | Memory, tail: list[int], n: int) -> _Copied | None:
         """Continues after the longest match, token by token, as most occurrences do."""
@@ -445,37 +391,34 @@ class Suffix(Drafter):
         at, n_equal, lengths = point
         ids = _continuation(index, at, n, is_own=is_own)
         steps = (
-            (token, CopyKind(n_equal + depth, 1, 1, is_own, lengths[1]), at)
+            (token, chance_of(n_equal + depth, 1.0, is_own=is_own, is_resumed=True), at)
             for depth, token in enumerate(ids)
         )
         return self._likely(steps, gap.source, n_equal, lengths)
 
     def _likely(
         self,
-        steps: Iterable[tuple[int, CopyKind, int]],
+        steps: Iterable[tuple[int, float, int]],
         source: OwnText | Memory,
         match_length: int,
         resumed: Lengths | None = None,
     ) -> _Copied | None:
-        """Cuts a copy after its first unlikely token; None if no token is left."""
-        chance_of = self.chances.chance
-        ids, kinds, p = [], [], []
-        survival, n_expected, begin = 1.0, 0.0, 0
-        for token, kind, at in steps:
+        """Cuts a copy before its first unlikely token; None if there is nothing to copy."""
+        ids, p = [], []
+        survival, n_expected, begin = 1.0, 0.0, -1
+        for token, chance, at in steps:
             if token < 0:
                 break
-            ids.append(token)
-            kinds.append(kind)
             begin = at
-            chance = chance_of(kind)
             survival *= chance
             if survival < self._least_chance:
                 break
+            ids.append(token)
             p.append(chance)
             n_expected += survival
-        if not ids:
+        if begin < 0:
             return None
-        return _Copied(ids, kinds, p, n_expected, source, begin, match_length, resumed)
+        return _Copied(ids, p, n_expected, source, begin, match_length, resumed)
 
     # ---- for people
 
@@ -527,8 +470,8 @@ def _differs(copied: _Copied, tokens: Sequence[int], n_right: int) -> bool:
 
 def _votes(
     index: TokenIndex, match_length: int, places: Sequence[int], n: int, *, is_own: bool
-) -> Iterator[tuple[int, CopyKind, int]]:
-    """The most frequent next tokens among the places that agreed so far, one by one."""
+) -> Iterator[tuple[int, float, int]]:
+    """The most frequent next tokens among the places that agreed so far, with their chances."""
     ways = [(at, _continuation(index, at, n, is_own=is_own)) for at in places]
     for depth in range(n):
         follows = [ids[depth] for _, ids in ways]
@@ -539,7 +482,8 @@ def _votes(
             token = max(follows, key=follows.count)
             n_agree = follows.count(token)
             ways = [way for way in ways if way[1][depth] == token]
-        yield token, CopyKind(match_length + depth, n_places, n_agree, is_own), ways[0][0]
+        chance = chance_of(match_length + depth, n_agree / n_places, is_own=is_own)
+        yield token, chance, ways[0][0]
 
 
 def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[int]:

@@ -1,18 +1,15 @@
-"""Maintains a store: adds files, measures its value, removes texts."""
+"""Maintains a store: adds files, removes texts."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
-from pyllama_spec.drafters.suffix.drafter import Suffix
-from pyllama_spec.drafters.suffix.memory import Memory, RememberedText, newest_texts
+from pyllama_spec.drafters.suffix.memory import RememberedText, newest_texts
 from pyllama_spec.drafters.suffix.memory import now_minute as now
 from pyllama_spec.drafters.suffix.store import Store
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
@@ -25,17 +22,11 @@ from pyllama_spec.errors import ArgumentError
 PART_TOKENS = 1 << 14
 # Files with more bytes than this are data, not written text.
 MAX_FILE_BYTES = 16 << 20
-# The maximum number of held-out tokens to replay.
-_PLAYED_TOKENS = 20_000
-_HELD_OUT_EVERY = 10
 # The overlap that shows a text of which only one end is left.
 _PIECE_BYTES = 16
 _MINUTES_PER_DAY = 24 * 60
 
 Progress = Callable[[float], None]
-# Given tokens and the index of the first one: the commits of them.
-Commits = Callable[[list[int], int], Iterable[Committed]]
-
 # By the place of a text: see parents_of().
 Parents = dict[int, tuple[int, int] | None]
 
@@ -60,24 +51,6 @@ def parents_of(texts: Sequence[RememberedText], chosen: set[int]) -> Parents:
             parents[at] = (before, texts[at].n_before) if before is not None and is_before else None
             at = before if is_before else None
     return parents
-
-
-class Played(NamedTuple):
-    """The result of a drafter on known answers."""
-
-    n_rounds: int = 0
-    n_drafted: int = 0
-    n_accepted: int = 0
-
-    @property
-    def n_tokens(self) -> int:
-        """The number of tokens that the rounds gave."""
-        return self.n_rounds + self.n_accepted
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Tokens per round; 1 for plain decoding."""
-        return self.n_tokens / max(self.n_rounds, 1)
 
 
 def files_below(paths: Iterable[Path]) -> tuple[list[Path], int]:
@@ -125,81 +98,15 @@ def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
     ]
 
 
-def build(
-    store: Store, vocab: Vocab, files: Sequence[Path], progress: Progress
-) -> tuple[int, Played | None]:
-    """Adds files to a store; measures it on every tenth file before adding those."""
+def build(store: Store, vocab: Vocab, files: Sequence[Path], progress: Progress) -> int:
+    """Adds files to a store; returns how many were text."""
     n_texts = 0
-    held_out: list[list[int]] = []
     for i, path in enumerate(files):
         parts = ids_of(vocab, text_of(path))
         n_texts += bool(parts)
-        if i % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1:
-            held_out += parts
-        elif parts:
-            store.write_all(parts)
-        progress(0.9 * (i + 1) / len(files))
-    replayed = played(store, held_out) if held_out else None
-    store.write_all(held_out)
-    progress(1.0)
-    return n_texts, replayed
-
-
-def play(
-    drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], commits: Commits | None = None
-) -> Played:
-    """Replays a known answer with a drafter, as if a target generated it."""
-
-    def commit(tokens: list[int], start: int) -> None:
-        for done in (Committed(0, tokens, start),) if commits is None else commits(tokens, start):
-            drafter.commit([done])
-
-    drafter.begin_request(0, remember=True, user="")
-    drafter.truncate(0, 0)
-    text, at = [*prompt, answer[0]], 1
-    commit(text, 0)
-    n_rounds = n_drafted = n_accepted = 0
-    while at < len(answer):
-        n = min(drafter.max_draft, len(answer) - at)
-        [draft] = drafter.propose([DraftRequest(0, text, n, n_lookup=n)])
-        ids, right = draft.ids[: len(answer) - at - 1], 0
-        while right < len(ids) and ids[right] == answer[at + right]:
-            right += 1
-        new = list(answer[at : at + right + 1])
-        commit(new, len(text))
-        text += new
-        at += len(new)
-        n_rounds, n_drafted, n_accepted = n_rounds + 1, n_drafted + len(ids), n_accepted + right
-    drafter.end_request(0)
-    return Played(n_rounds, n_drafted, n_accepted)
-
-
-def play_all(drafter: Drafter, requests: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Played:
-    """Replays prompts with their answers, one after the other; see play()."""
-    results = [Played(), *(play(drafter, prompt, answer) for prompt, answer in requests)]
-    return Played(*map(sum, zip(*results, strict=True)))
-
-
-def played(store: Store, texts: Iterable[Sequence[int]]) -> Played:
-    """Replays the first of some texts with what a store holds, without writing to it."""
-    parts: list[tuple[Sequence[int], Sequence[int]]] = []
-    room = _PLAYED_TOKENS
-    for text in texts:
-        if len(text) > 1 and room > 0:
-            parts.append(((), text[: room + 1]))
-            room -= len(parts[-1][1]) - 1
-    return play_all(Suffix(store=_Untouched(store)), parts)
-
-
-class _Untouched(Memory):
-    """What a store holds, without its file."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store.max_tokens)
-        self.index = store.index
-
-    def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Does nothing."""
+        store.write_all(parts)
+        progress((i + 1) / len(files))
+    return n_texts
 
 
 def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
