@@ -45,7 +45,7 @@ endif
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
-	    -p "Write a quicksort algorithm in Python. Write code only."
+	    -p "Write a Python class Stack with push, pop, peek and is_empty. Write code only."
 
 # Each test has one tier, which one rule in tests/tiers.py gives it: quick, slow or release.
 # What a change needs at once: the quick ones.

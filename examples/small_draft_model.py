@@ -5,7 +5,7 @@ by generating it once more without the draft. `pyllama-spec doctor -m LARGE -d S
 such a draft pays on your machine.
 """
 
-import sys
+import argparse
 
 from pyllama_spec import Llama
 
@@ -26,4 +26,7 @@ def main(large: str, small: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or sys.exit(__doc__)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("large", help="the GGUF of the target")
+    parser.add_argument("small", help="the GGUF of a smaller model")
+    main(**vars(parser.parse_args()))

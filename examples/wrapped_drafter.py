@@ -1,10 +1,9 @@
 """Wraps a draft: ``python examples/wrapped_drafter.py MODEL.gguf DRAFT.gguf``.
 
-It halves the length of every draft and counts what was accepted. Everything else is passed on to
-the draft inside, which may be of any kind: of a file, or a drafter of your own.
+It halves every draft and counts what was accepted; the draft inside may be of any kind.
 """
 
-import sys
+import argparse
 
 from pyllama_spec import Committed, Draft, DrafterWrapper, DraftRequest, Llama
 from pyllama_spec.drafters import open_draft
@@ -35,4 +34,7 @@ def main(model: str, draft: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or sys.exit(__doc__)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("draft")
+    main(**vars(parser.parse_args()))

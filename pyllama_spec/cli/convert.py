@@ -1,4 +1,4 @@
-"""convert: converts a draft in Hugging Face layout to one GGUF."""
+"""convert: a draft in Hugging Face layout to one GGUF, and an EAGLE-3 head back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TypeAlias
 
-from pyllama_spec.convert import KINDS, convert_draft
+from pyllama_spec.convert import KINDS, LAYOUTS, convert_draft, publish_eagle3
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.terminal import ProgressBar, dim
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -20,15 +21,22 @@ def add_convert(commands: _Commands) -> None:
     )
     parser.add_argument(
         "draft", type=Path, metavar="HF_DRAFT_DIR",
-        help="the draft's folder, with config.json and .safetensors or .bin files",
+        help="the draft's folder, with config.json and .safetensors or .bin files; with --to the "
+        "GGUF of an EAGLE-3 head",
     )  # fmt: skip
     parser.add_argument(
-        "--target", type=Path, required=True, metavar="TARGET",
-        help="the target's GGUF, or its folder with config.json and tokenizer.json",
+        "--target", type=Path, metavar="TARGET",
+        help="the target's GGUF, or its folder with config.json and tokenizer.json; with --to "
+        "the name or folder of its original",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the file to write"
-    )
+        "-o", "--output", type=Path, required=True, metavar="OUT.gguf",
+        help="the file to write, or with --to the folder",
+    )  # fmt: skip
+    parser.add_argument(
+        "--to", choices=LAYOUTS,
+        help="write the head as a checkpoint for vLLM (speculators) or SGLang (eagle3)",
+    )  # fmt: skip
     parser.add_argument(
         "--type",
         choices=KINDS,
@@ -44,6 +52,13 @@ def add_convert(commands: _Commands) -> None:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Converts, and prints the result in one line; notes go to stderr."""
+    if args.to is not None:
+        for note in publish_eagle3(args.draft, args.output, args.to, args.target):
+            print(dim(f"[note: {note}]", sys.stderr), file=sys.stderr)
+        print(f"{args.output}: config.json and model.safetensors in the layout {args.to}")
+        return 0
+    if args.target is None:
+        raise ArgumentError("target", None, "the GGUF or folder that the draft was made for")
     report = convert_draft(
         args.draft,
         args.target,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import names_of, options_of, words_of
-from pyllama_spec.server.programs import settings_of
+from pyllama_spec.server.programs import set_up_log, settings_of
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.speculative.stats import plural
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EPILOG = (
     "API keys are in a file, one per line, or in the environment variable PYLLAMA_SPEC_API_KEY: "
-    "everyone who lists processes sees a command line. SIGHUP has the file and the certificate "
-    "read again. SIGTERM and Ctrl-C stop the server: it finishes the requests that it has, and "
+    "everyone who lists processes sees a command line. SIGHUP has the file read again. "
+    " SIGTERM and Ctrl-C stop the server: it finishes the requests that it has, and "
     "cuts them after --stop-timeout or at a second signal."
 )
 
@@ -95,7 +94,7 @@ def add_serve(commands: _Commands) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
-    from pyllama_spec.server.door import stopped_in_words
+    from pyllama_spec.server.models import stopped_in_words
 
     n, n_cut = _serve(args)
     print(stopped_in_words(n, n_cut))
@@ -108,8 +107,7 @@ def _serve(args: argparse.Namespace) -> tuple[int, int]:
 
     settings, listening, notes = _settings(args)
     level = logging.WARNING if args.quiet else logging.INFO
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("pyllama_spec.server").setLevel(level)
+    set_up_log(level, is_json=settings.logs_json)
     if args.config is not None:
         return _serve_several(args, settings, listening, notes)
     count(args.n_parallel, "n_parallel", 1)

@@ -100,8 +100,8 @@ def _add_run(parser: argparse.ArgumentParser, kind: _Kind) -> None:
     add("-o", "--output", dest="out", type=Path, required=True, metavar="OUT.gguf",
         help="the file to write")  # fmt: skip
     add("--from-use", type=path_argument, metavar="STORE",
-        help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory, "
-        "mostly where it was wrong; write the result only if it is better")  # fmt: skip
+        help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory; "
+        "write the result only if it is better")  # fmt: skip
     helps = kind.helps
     add_options(parser, kind.run, "draft", "run", helps=helps)
     add_options(parser, OpenOptions, "target", "threads")
@@ -153,7 +153,7 @@ def run_train(args: argparse.Namespace) -> int:
 def _print_use(report: UseReport) -> None:
     say(
         f"learned from {report.n_answer_tokens} answer tokens of {report.n_conversations} "
-        f"conversations, of which a draft had missed {report.n_missed}: "
+        "conversations: "
         + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.seconds.items())
     )
     say(f"held-out conversations: {report.before} before, {report.after} now")

@@ -31,7 +31,7 @@ from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import Rows
 
 # The first layer reads a token and a row side by side: n_in is twice the width there.
-_TABLE = Table(
+TABLE = Table(
     outer=(
         Row("fc.weight", "fc.weight", "n_embd n_features"),
         Row("fc.bias", "fc.bias", "n_embd", need="maybe"),
@@ -52,8 +52,8 @@ _TABLE = Table(
         *MLP,
     ),
 )  # fmt: skip
-_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # Options that only NVIDIA ModelOpt writes.
 _MODELOPT = ("use_last_layernorm", "use_input_layernorm_in_first_layer", "next_layer_regular")
 _PARALLEL = "a head that drafts in parallel is not supported"
@@ -82,7 +82,7 @@ class Config:
     sizes: Sizes
     layout: str  # the tool that wrote the files, for people
     n_target_layers: int | None
-    flags: Mapping[str, bool]  # by the names of _FLAGS; docs/eagle3.md explains them
+    flags: Mapping[str, bool]  # by the names of FLAGS; docs/eagle3.md explains them
     output_gate: bool
     has_bias: bool | None
     has_qk_norm: bool  # whether its kind of decoder layer always has q and k norms
@@ -105,7 +105,7 @@ def read_config(config: Mapping[str, Any]) -> Config:
         # Without it speculators itself takes false and vLLM true.
         why = "readers of this layout disagree on what its absence means"
         raise top.fail("norm_before_residual", why)
-    flags = {name: eagle.beside(top).flag(name) for name in _FLAGS}
+    flags = {name: eagle.beside(top).flag(name) for name in FLAGS}
     if flags["norm_before_fc"] and flags["fc_norm"]:
         raise ConversionError(
             "config.json: norm_before_fc and fc_norm are both true: features would be normed twice"
@@ -128,8 +128,8 @@ def read_config(config: Mapping[str, Any]) -> Config:
         has_bias=body.optional_flag("attention_bias"),
         has_qk_norm=is_speculators and body.get("model_type") == "qwen3",
         rope=rope,
-        flat_ids=top.ids(_LAYER_IDS),
-        nested_ids=eagle.ids(_LAYER_IDS),
+        flat_ids=top.ids(LAYER_IDS),
+        nested_ids=eagle.ids(LAYER_IDS),
         notes=tuple(notes),
     )
 
@@ -167,7 +167,7 @@ def make_eagle3(source: Source) -> Draft:
         sizes={**rest.sizes, "n_in": 2 * sizes.n_embd},
         needs={**rest.needs, "first": True},
     )
-    planned = plan_tensors(_TABLE, tensors, [first, *[rest] * (n_layer - 1)], notes)
+    planned = plan_tensors(TABLE, tensors, [first, *[rest] * (n_layer - 1)], notes)
     keys: dict[str, Any] = {
         **sizes.keys(),
         "block_count": n_layer,

@@ -4,8 +4,8 @@ A new kind of head is an entry of HEADS (kinds.py); another drafter is a file or
 function that opens it, and one line below. A program can add its own with register().
 
 draft="auto" is the MTP head in the target's file, else a draft beside the file. Where there is
-neither, drafts are copied from the text by Suffix, which is ahead of prompt lookup in both runs of
-docs/results.md that have the two. The drafter's `note` says which of them was chosen, and why.
+neither, drafts are copied from the text by Suffix, which is ahead of prompt lookup. The drafter's
+`note` says which of them was chosen, and why.
 """
 
 from __future__ import annotations

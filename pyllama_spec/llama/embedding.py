@@ -194,7 +194,7 @@ class Embeddings:
         with self._turn() as context:
             if context.pooling != "rank" or own != str(POOLING["rank"]):
                 raise UnsupportedError(
-                    f"{self._model.path} does not score pairs (its pooling is "
+                    f"{self._model.path.name} does not score pairs (its pooling is "
                     f"{context.pooling!r}): rank() is for rerankers, whose files say pooling "
                     'type "rank"; compare embeddings of this one'
                 )

@@ -94,7 +94,6 @@ from pyllama_spec.llama.responses import (
     check_stream,
     new_id,
 )
-from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import (
     MAX_LOGPROBS,
     LogitsProcessor,
@@ -107,7 +106,6 @@ from pyllama_spec.requests.samplers import guided_sampler
 from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SequenceState, make_controller
 from pyllama_spec.speculative.sequence import Adapters, n_common
-from pyllama_spec.speculative.target_batch import DecodeCounts
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.tools import ToolRequest
@@ -249,12 +247,6 @@ class Llama(Closeable):
         path = _downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
         return cls(path, **keywords)
 
-    @property
-    def file_keywords(self) -> dict[str, object]:
-        """The keywords that may name a file, each with its value."""
-        known = options_of(OpenOptions).values()
-        return {one.name: getattr(self._opened_with, one.name) for one in known if one.is_path}
-
     # ---- the vocabulary
 
     def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = False) -> list[int]:
@@ -377,11 +369,6 @@ class Llama(Closeable):
         if runtime is None:
             return not self._opened.model.is_closed
         return runtime.runner.is_usable()
-
-    @property
-    def decode_counts(self) -> DecodeCounts:
-        """Counts of the model's decodes; they grow while requests run."""
-        return self._runtime.round.decode_counts
 
     @property
     def n_parallel(self) -> int:
@@ -672,7 +659,10 @@ class Llama(Closeable):
         made: list[TextChoice] = []
         for one in options_of_choices(request, self._opened.seeds):
             runs.append(self._text_run(tokens, one))
-            made.append(TextChoice(vocab, head if echo else "", n_top is not None, len(head)))
+            ids = request.return_token_ids
+            made.append(
+                TextChoice(vocab, head if echo else "", n_top is not None, len(head), ids)
+            )
         if echo and n_top is not None:
             of_prompt = self._opened.prompt_logprobs(tokens, n_top)
             for choice in made:

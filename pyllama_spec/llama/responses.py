@@ -76,6 +76,7 @@ class TextChoice(Choice):
         echo: the text to begin with.
         has_logprobs: whether log-probabilities are reported.
         offset: where the text starts after the prompt's, which counts without echo too.
+        has_ids: whether the log-probabilities are also there by id, as `content`.
 
     Attributes:
         prompt_logprobs: those of the prompt's tokens, None for the first; None if not wanted.
@@ -83,8 +84,10 @@ class TextChoice(Choice):
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, vocab: Vocab, echo: str, has_logprobs: bool, offset: int) -> None:
-        self._vocab, self._echo = vocab, echo
+    def __init__(
+        self, vocab: Vocab, echo: str, has_logprobs: bool, offset: int, has_ids: bool
+    ) -> None:
+        self._vocab, self._echo, self._has_ids = vocab, echo, has_ids
         self._has_logprobs, self._start, self._offset = has_logprobs, offset, offset
         self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
 
@@ -96,6 +99,8 @@ class TextChoice(Choice):
             head = self._of_prompt(record)
             if head is not None:
                 logprobs = {key: [*head[key], *logprobs[key]] for key in logprobs}
+            if self._has_ids:
+                logprobs |= chat_logprobs(self._vocab, record.logprobs, has_ids=True)
         return {
             "text": self._echo + record.text, "index": 0, "logprobs": logprobs,
             "finish_reason": record.finish_reason,
@@ -126,6 +131,8 @@ class TextChoice(Choice):
         reported = None
         if self._has_logprobs:
             reported = completion_logprobs(self._vocab, logprobs, self._offset)
+            if self._has_ids:
+                reported |= chat_logprobs(self._vocab, logprobs, has_ids=True)
         self._offset += len(piece.text)
         return [_text(piece.text, reported)]
 
@@ -320,12 +327,20 @@ def completion_logprobs(
     return out
 
 
-def chat_logprobs(vocab: Vocab, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(
+    vocab: Vocab, entries: Sequence[TokenLogprob], *, has_ids: bool = False
+) -> dict[str, Any]:
     """The `logprobs` object of a chat completion."""
+
+    def shown(token: int, logprob: float) -> dict[str, Any]:
+        data = vocab.piece(token, special=True)
+        own = {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+        return {"id": token, **own} if has_ids else own
+
     content = [
         {
-            **_chat_token(vocab, entry.token, entry.logprob),
-            "top_logprobs": [_chat_token(vocab, i, value) for i, value in entry.top],
+            **shown(entry.token, entry.logprob),
+            "top_logprobs": [shown(i, value) for i, value in entry.top],
         }
         for entry in entries
     ]
@@ -335,8 +350,3 @@ def chat_logprobs(vocab: Vocab, entries: Sequence[TokenLogprob]) -> dict[str, An
 def token_text(vocab: Vocab, token: int) -> str:
     """One token as text; incomplete characters become U+FFFD."""
     return vocab.piece(token, special=True).decode(errors="replace")
-
-
-def _chat_token(vocab: Vocab, token: int, logprob: float) -> dict[str, Any]:
-    data = vocab.piece(token, special=True)
-    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}

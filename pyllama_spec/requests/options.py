@@ -491,9 +491,12 @@ class RequestOptions:
             vocab.check_ids(self.stop_token_ids, "stop_token_ids")
         shared = {name: getattr(self, name) for name in _SHARED_FIELDS}
         seed = seed if self.seed is None else self.seed
-        return SamplerParams(
+        temperature = self.temperature
+        draws_from_all = isinstance(temperature, (int, float)) and temperature < 0
+        params = SamplerParams(
             **{
                 **shared,
+                "temperature": 1.0 if draws_from_all else temperature,
                 "grammar": None if self.guide is not None else self.grammar,
                 "dry_breakers": _as_tuple(self.dry_breakers, "dry_breakers"),
                 "logit_bias": bias,
@@ -502,18 +505,13 @@ class RequestOptions:
                 "seed": None if seed == -1 else seed,
                 # Without its end yet: the caller that knows the template sets it.
                 "thought_budget": self.thinking_token_budget if self.thought_close else None,
-                **self._without_truncation(),
             }
         )
-
-    def _without_truncation(self) -> dict[str, Any]:
-        """A temperature below 0 as in llama-cpp-python: draws from the whole distribution."""
-        if not isinstance(self.temperature, (int, float)) or not self.temperature < 0:
-            return {}
-        return {
-            "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
-            "top_n_sigma": -1.0, "xtc_probability": 0.0, "mirostat": 0,
-        }  # fmt: skip
+        # As in llama-cpp-python; what it leaves unused is checked all the same.
+        return params if not draws_from_all else replace(
+            params, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, top_n_sigma=-1.0,
+            xtc_probability=0.0, mirostat=0,
+        )  # fmt: skip
 
 
 # The options of chats: a text has no messages and no template.

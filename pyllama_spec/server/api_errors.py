@@ -50,16 +50,19 @@ class ApiError(Exception):
         self.request_id: str | None = None
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = dict(headers or {})
+        self.details: dict[str, Any] = {}
 
     @property
     def type(self) -> str:
         """OpenAI's name for this kind of error."""
+        if self.code == _TOO_LONG:  # llama-server's
+            return "exceed_context_size_error"
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else _SERVER)
 
 
 # OpenAI's and Anthropic's packages would send the request twice more.
 NO_RETRY = {"X-Should-Retry": "false"}
-_SERVER = "server_error"
+_SERVER, _TOO_LONG = "server_error", "context_length_exceeded"
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -111,7 +114,7 @@ def face_of(given: Collection[str] = ()) -> Face:
 
 # The first that fits counts.
 _KINDS: tuple[tuple[type[PyllamaSpecError], int, str], ...] = (
-    (ContextFullError, 400, "context_length_exceeded"),
+    (ContextFullError, 400, _TOO_LONG),
     (QueueFullError, 429, "queue_full"),
     (DeadlineError, 504, "timeout"),
     (CancelledError, 503, "cancelled"),
@@ -143,15 +146,20 @@ def _of_kind(error: BaseException, face: Face) -> ApiError:
     if not isinstance(error, PyllamaSpecError):
         return ApiError(500, "the server failed inside; its log says where", "internal_error")
     status, code = next((status, code) for kind, status, code in _KINDS if isinstance(error, kind))
-    param = face.name(error.param)[:_MAX_NAME] if status == 400 else ""
-    return ApiError(status, for_client(error, face), code, param or None, option=error.option)
-
-
-def for_client(error: PyllamaSpecError, face: Face | None = None) -> str:
-    """An error without what is the operator's alone: the advice for opening a model, addresses."""
+    param, text = face.name(error.param)[:_MAX_NAME] if status == 400 else "", error.rendered(face)
     if isinstance(error, RemoteError):
-        return f"a server with layers of the model is lost; {LATER}"
-    return error.rendered(face or face_of())
+        text = f"a server with layers of the model is lost; {LATER}"  # and not its address
+    elif isinstance(error, ContextFullError) and error.n_ctx:
+        # Words of OpenAI and of llama-server, by which LiteLLM and others know the error.
+        asked = f"a request of {error.n_tokens} tokens" if error.n_tokens else "the request"
+        text = (
+            f"This model's maximum context length is {error.n_ctx} tokens: {asked} is too large "
+            "and exceeds the available context size"
+        )
+    made = ApiError(status, text, code, param or None, option=error.option)
+    if isinstance(error, ContextFullError):
+        made.details = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
+    return made
 
 
 # msgspec's names of types, as JSON has them.
@@ -183,5 +191,6 @@ def openai_error(error: ApiError) -> dict[str, Any]:
             "type": error.type,
             "param": error.param,
             "code": error.code,
+            **error.details,
         }
     }

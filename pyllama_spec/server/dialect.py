@@ -65,10 +65,6 @@ class Part(Struct):
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
-    source: str | Json | None = None
-    data: str | None = None
-    title: str | None = None
-    context: str | None = None
     id: str | None = None
     call_id: str | None = None
     tool_use_id: str | None = None
@@ -78,8 +74,6 @@ class Part(Struct):
     description: str | None = None
     input_schema: Json | None = None
     parameters: Json | None = None
-    mode: str | None = None
-    tools: list[Any] | None = None
     disable_parallel_tool_use: bool | None = None
     schema: Json | None = None
     strict: bool | None = None
@@ -224,7 +218,7 @@ class BlockShape(Shape):
                 yield from self._thought(thought)
             if text := delta.get("content"):
                 yield from self._enter("text")
-                yield from self._text(text, (choice.get("logprobs") or {}).get("content") or [])
+                yield from self._text(text)
             for call in delta.get("tool_calls") or ():
                 function = call.get("function") or {}
                 yield from self._enter(call["index"], call.get("id", ""), function.get("name", ""))
@@ -268,7 +262,7 @@ class BlockShape(Shape):
     def _thought(self, text: str) -> Iterator[Event]: ...
 
     @abstractmethod
-    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]: ...
+    def _text(self, text: str) -> Iterator[Event]: ...
 
     @abstractmethod
     def _arguments(self, text: str) -> Iterator[Event]: ...

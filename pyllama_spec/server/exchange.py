@@ -7,35 +7,33 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import SplitResult, quote, urlsplit
 
 import anyio
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from pyllama_spec.server import door
-from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
-from pyllama_spec.server.door import (
-    ClientGone,
+from pyllama_spec.server.api_errors import ApiError, api_error, invalid_type, openai_error
+from pyllama_spec.server.models import Keys, Models, stopped, stopping
+from pyllama_spec.server.service import (
+    Answer,
+    Event,
     RequestInfo,
+    Service,
+    Shape,
     log,
     note_failure,
-    stopped,
-    stopping,
 )
-from pyllama_spec.server.service import Answer, Event, Service, Shape
+from pyllama_spec.server.settings import LOOPBACK, ServerSettings
 from pyllama_spec.server.shapes import ChatRequest
 
-if TYPE_CHECKING:
-    from pyllama_spec.server.models import Models
-
 _T = TypeVar("_T")
-# The header with the request's id.
-REQUEST_ID = ("X-Request-Id",)
+# The headers with the request's id: OpenAI's and Anthropic's.
+_REQUEST_ID = ("X-Request-Id", "Request-Id")
 _JSON = "application/json"
 # A proxy that gathers a stream would show it at its end.
 _STREAM = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -50,8 +48,15 @@ _LEFT = 499
 _CHECKS = ("/health", "/v1/health", "/ready", "/metrics")
 
 
+_PREFLIGHT_S = "600"
+# Headers of an answer that the published JavaScript clients read.
+_READABLE = "request-id, retry-after, x-request-id, x-should-retry"
 # Translates the body of a dialect, with what the model's template knows.
 ToChat = Callable[[Any, Service], ChatRequest]
+
+
+class ClientGone(Exception):  # noqa: N818 - nothing went wrong here
+    """The client disconnected, or has stopped reading."""
 
 
 class Events(NamedTuple):
@@ -85,7 +90,6 @@ class Route:
     body: type[Any] | None = None
     error_form: Callable[[ApiError], dict[str, Any]] = openai_error
     is_open: bool = False
-    id_headers: Sequence[str] = REQUEST_ID
 
 
 def _sse(event: Event) -> bytes:
@@ -116,10 +120,9 @@ class Exchange:
         self.request = Request(scope, receive)
         self.path, self.method, self._routes = str(scope["path"]), self.request.method, routes
         self._route = routes.get("GET" if self.method == "HEAD" else self.method)
-        self.info, self._status = RequestInfo(), 0
-        id_headers = REQUEST_ID if self._route is None else self._route.id_headers
-        self._headers: dict[str, str] = dict.fromkeys(id_headers, self.info.id)
-        self._given = frozenset[str]()
+        self.info, self._status = RequestInfo(self.request.headers.get("x-request-id", "")), 0
+        self._headers = dict.fromkeys(_REQUEST_ID, self.info.id)
+        self._given: Sequence[str] = ()
         self._model = models.only.name if models.only is not None else ""
         self._has_given_up = False
 
@@ -150,14 +153,14 @@ class Exchange:
     async def _answer(self) -> None:
         """Raises ApiError for a request that the server must not answer."""
         serving, route, methods = self.serving, self._route, ", ".join(sorted(self._routes))
-        self._headers |= door.check_page(self.request, serving.settings)
+        self._headers |= check_page(self.request, serving.settings)
         if self.method == "OPTIONS" and methods and "origin" in self.request.headers:
             await self._send_answer(
-                Content(b"", "text/plain", 204, door.preflight(self.request, methods))
+                Content(b"", "text/plain", 204, preflight(self.request, methods))
             )
             return
         if route is None or not route.is_open:
-            door.check_key(self.request, serving.keys, self.info)  # before it says what there is
+            check_key(self.request, serving.keys, self.info)  # before it says what there is
         if not methods:
             raise ApiError(404, f"there is no {self.path:.200}", "unknown_path")
         if route is None:
@@ -178,16 +181,18 @@ class Exchange:
             return
         if not status and "left" in info.note:
             status = _LEFT
-        note = {"id": info.id}
+        note: dict[str, Any] = {"id": info.id}
         if settings.logs_clients:
             client = self.request.client
             note["from"] = quote(client.host[:_MAX_LOGGED], safe=":") if client else "-"
         note |= info.note
         # Percent-encoded again: a newline in a path would forge a line.
         path = quote(self.path[:_MAX_LOGGED], safe="/:@!$&'()*+,;=~", errors="replace")
+        path, seconds = path[:_MAX_LOGGED], monotonic() - info.arrived_at
+        fields = {"method": self.method, "path": path, "status": status, "seconds": seconds, **note}
         log.info(
-            "%s %s %d %.3f s%s", self.method, path[:_MAX_LOGGED], status,
-            monotonic() - info.arrived_at, "".join(f" {k}={v}" for k, v in note.items()),
+            "%s %s %d %.3f s%s", self.method, path, status, seconds,
+            "".join(f" {k}={v}" for k, v in note.items()), extra={"request": fields},
         )  # fmt: skip
 
     # ---- the body, and the model that answers it
@@ -195,12 +200,10 @@ class Exchange:
     async def _read(self, shape: type[_T]) -> _T:
         """Parses the body as a msgspec type."""
         settings = self.serving.settings
-        raw = await door.read_body(self.request, settings)
-        self.serving.note_size(len(raw))
-        body = door.decoded(raw, shape)
-        self._given = door.given_names(raw)
-        known: Sequence[str] = shape.__struct_fields__  # type: ignore[attr-defined]
-        self.serving.note_unknown(self.path, self._given, known)
+        raw = await read_body(self.request, settings)
+        body = decoded(raw, shape)
+        names: Sequence[str] = shape.__struct_fields__  # type: ignore[attr-defined]
+        self._given = [name for name in names if getattr(body, name) is not None]
         return body
 
     @asynccontextmanager
@@ -229,14 +232,17 @@ class Exchange:
         finally:
             models.done_with(choice.model)
 
-    async def generate(self, body: Any, shape: Shape, to_chat: ToChat | None = None) -> Any:
+    async def generate(
+        self, body: Any, shape: Shape | None = None, to_chat: ToChat | None = None
+    ) -> Any:
         """The answer to a request for a text, in a shape.
 
         Args:
             body: the parsed body, which has `model` and `stream`.
-            shape: the form of the answer.
+            shape: the form of the answer; None for OpenAI's.
             to_chat: translates the body of a dialect.
         """
+        shape = shape or Shape()
         if body.stream:
             return Events(self._events(body, shape, to_chat), shape.failed)
         async with self._answering(body, to_chat) as answer:
@@ -315,7 +321,6 @@ class Exchange:
         """An error as its client sees it; writes it to the log and the metrics."""
         settings = self.serving.settings
         shown = api_error(error, settings.retry_after_s, self._given)
-        shown.message = self.models.without_paths(shown.message)
         note_failure(error)
         shown.request_id = self.info.id
         self.info.note["error"] = code = shown.code or shown.type
@@ -394,6 +399,142 @@ class Exchange:
         if not self._status:
             await self._begin(200, "text/event-stream; charset=utf-8", _STREAM)
         await self._deliver({"type": "http.response.body", "body": raw, "more_body": True})
+
+
+# ---- who may ask
+
+
+def check_page(request: Request, settings: ServerSettings) -> dict[str, str]:
+    """Refuses browser pages of other sites; returns the headers for an admitted origin.
+
+    A browser sends a page's own origin with the page's requests, and the host name that it used:
+    another site's name if that resolves to this machine. Programs send no origin.
+    """
+    host = request.headers.get("host") or ""
+    if settings.allowed_hosts and _split(f"//{host}").hostname not in settings.allowed_hosts:
+        raise ApiError(
+            403, f"this server does not answer to the Host {host!r:.100}", "unknown_host",
+            option="allowed_hosts",
+        )  # fmt: skip
+    origin = request.headers.get("origin")
+    if origin is None:
+        return {}
+    named = settings.cors_origins
+    is_open = "*" in named
+    is_near = "localhost" in named and _split(origin).hostname in LOOPBACK
+    if is_open or is_near or origin in named:
+        return {
+            "Access-Control-Allow-Origin": "*" if is_open else origin, "Vary": "Origin",
+            "Access-Control-Expose-Headers": _READABLE,
+        }  # fmt: skip
+    if _split(origin).netloc.lower() != host.lower():
+        raise ApiError(
+            403, f"pages of {origin!r:.100} may not call this server", "unknown_origin",
+            option="cors_origins",
+        )  # fmt: skip
+    return {}
+
+
+def preflight(request: Request, methods: str) -> dict[str, str]:
+    """The answer to a checked preflight request of another origin, which may send any header."""
+    return {
+        "Access-Control-Allow-Methods": methods,
+        "Access-Control-Allow-Headers": request.headers.get("access-control-request-headers", "*"),
+        "Access-Control-Max-Age": _PREFLIGHT_S,
+    }
+
+
+def check_key(request: Request, keys: Keys, info: RequestInfo) -> None:
+    """Requires a key if the server has keys; records whose it is."""
+    kind, _, key = (request.headers.get("authorization") or "").partition(" ")
+    given = key.strip() if kind.lower() == "bearer" and key else request.headers.get("x-api-key")
+    caller = keys.caller_of(given)
+    if caller is None:
+        how = "'Authorization: Bearer KEY'"
+        message = (
+            f"this server does not know the API key that was sent as {how} or 'x-api-key: KEY'"
+        )
+        raise ApiError(
+            401, message if given else f"an API key is needed: send it as {how}", "invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
+    info.caller, name = caller
+    if name:
+        info.note["key"] = name
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # a bracket that does not close
+        return urlsplit("")
+
+
+# ---- bodies
+
+
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
+    """Reads the whole body, within its limits of size and time."""
+    most, parts, n = settings.max_body_bytes, list[bytes](), 0
+    length = request.headers.get("content-length")
+    if length is not None and length.isdigit() and int(length) > most:
+        raise _too_large(most)
+    try:
+        with anyio.fail_after(settings.body_timeout_s):
+            async for part in request.stream():
+                n += len(part)
+                if n > most:
+                    raise _too_large(most)
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(
+            408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
+        ) from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    mib, rest = divmod(most, 1 << 20)
+    shown = f"{most} bytes" if rest else f"{mib} MiB"
+    return ApiError(
+        413, f"the body has more than the {shown} that this server takes", "too_large",
+        option="max_body_bytes",
+    )  # fmt: skip
+
+
+def decoded(raw: bytes, shape: type[_T]) -> _T:
+    """Parses a body as a msgspec type."""
+    if not raw:
+        raise ApiError(400, "the body is empty", "invalid_json")
+    try:
+        return _present(raw, shape)
+    except msgspec.ValidationError as error:
+        raise invalid_type(error) from None
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", "invalid_json") from None
+    except UnicodeDecodeError:
+        raise ApiError(400, "the body is not UTF-8", "invalid_json") from None
+    except RecursionError:
+        raise ApiError(
+            400, "the body nests its lists and objects too deep", "invalid_json"
+        ) from None
+
+
+def _present(raw: bytes, shape: type[_T]) -> _T:
+    """Parses a body; a null is absent where its field takes none, as clients send their models."""
+    try:
+        return msgspec.json.decode(raw, type=shape)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(raw)
+        if not isinstance(fields, dict) or None not in fields.values():
+            raise
+        present = {name: value for name, value in fields.items() if value is not None}
+        return msgspec.convert(present, shape)
+
+
+# ---- its parts
 
 
 def _n_prompt(service: Service, body: Any, to_chat: ToChat | None, info: RequestInfo) -> int:

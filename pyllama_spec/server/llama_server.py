@@ -6,6 +6,7 @@ are an error, all together, before anything is opened.
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.engine.checks import instance, one_of, real
+from pyllama_spec.engine.checks import instance, one_of
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
@@ -28,21 +29,10 @@ _N_PARALLEL, _N_CTX, _MAX_WAITING = 4, 4096, 64
 _TEMPLATES = {"llama2": "llama-2", "llama3": "llama-3"}
 _DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
 _LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
-_ESCAPES: Mapping[bytes, bytes] = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 def _file(text: str) -> str:
     return read_text(Path(text), "the file")
-
-
-def _json_file(text: str) -> Any:
-    return json_value(_file(text))
-
-
-def _scaled(text: str) -> list[tuple[str, float]]:
-    path, _, scale = text.rpartition(":")
-    return [(path, float(scale))]
 
 
 # fmt: off
@@ -56,21 +46,12 @@ class Own:
         (), server="--spec-type", variable="ARG_SPEC_TYPE", is_repeated=True
     )
     adapters: Sequence[str] = option((), server="--lora", is_repeated=True)
-    scaled: Any = option((), server="--lora-scaled", read=_scaled, is_repeated=True)
-    load_mode: str = option(
-        "", server="-lm --load-mode", variable="ARG_LOAD_MODE",
-        choices=("auto", "none", "mmap", "mlock", "mmap+mlock"),
-    )
-    rope_scale: float = option(0.0, server="--rope-scale", variable="ARG_ROPE_SCALE")
     kv_unified: bool = option(
         False, server="-kvu --kv-unified", variable="ARG_KV_UNIFIED",
         server_off="-no-kvu --no-kv-unified", variable_off="ARG_NO_KV_UNIFIED",
     )
     cache_mib: int = option(-1, server="-cram --cache-ram", variable="ARG_CACHE_RAM")
     escape: bool = option(True, server="-e --escape", server_off="--no-escape")
-    grammar_file: str = option("", server="--grammar-file", read=_file)
-    json_schema: Any = option(None, server="-j --json-schema", read=json_value)
-    json_schema_file: Any = option(None, server="-jf --json-schema-file", read=_json_file)
     chat_template_file: str = option(
         "", server="--chat-template-file", variable="ARG_CHAT_TEMPLATE_FILE", read=_file
     )
@@ -116,7 +97,7 @@ FLAGS = flags_of(*_TABLES)
 _NAMES = {
     **names_of("server", *_TABLES),
     "embedding": "--embeddings", "max_body_bytes": "",
-    "max_waiting": "-np", "model_path": "-m", "adapters": "--lora-scaled",
+    "max_waiting": "-np", "model_path": "-m",
 }  # fmt: skip
 # What changes nothing here; a name with * stands for all that begin so.
 _IDLE = """
@@ -134,7 +115,7 @@ _IDLE = """
     --spec-draft-ncmoe --spec-draft-n-cpu-moe --n-cpu-moe-draft -ctkd --cache-type-k-draft
     --spec-draft-type-k -ctvd --cache-type-v-draft --spec-draft-type-v -td --threads-draft
     --spec-draft-threads* -tbd --threads-batch-draft -devd --device-draft --spec-draft-device
-    --log-jsonl --no-log-jsonl --log-prefix --no-log-prefix --log-timestamps
+    --log-prefix --no-log-prefix --log-timestamps
     --no-log-timestamps --log-colors --log-prompts-dir --cpu-mask* -C --cpu-range* -Cr
     --cpu-strict* --prio* --poll* -Cb -Crb -Cd -Crd -Cbd --spec-draft-cpu-* --spec-draft-prio*
     --spec-draft-poll* --numa -lzm --lazy-mode --moe-cache-mib --cache-reuse -ctxcp
@@ -176,9 +157,10 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         verbosity = 2 if values.get("is_silent") else values.get("verbosity", 3)
         quiet = logging.ERROR if verbosity < 2 else logging.WARNING
         return Plan(
-            keywords=_keywords(values, notes), adapters=_adapters(values), settings=settings,
-            listening=listening, notes=[*notes, *more], log_file=values.get("log_file"),
-            log_level=logging.INFO if verbosity > 2 else quiet, names=names,
+            keywords=_keywords(values, notes), adapters=values.get("adapters", ()),
+            settings=settings, listening=listening, notes=[*notes, *more],
+            log_file=values.get("log_file"), names=names,
+            log_level=logging.INFO if verbosity > 2 else quiet,
         )  # fmt: skip
 
 
@@ -197,12 +179,6 @@ def _keywords(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     keywords |= {"draft": _draft(values), "n_ctx": n_ctx, "n_parallel": n}
     if (mib := values.get("cache_mib", -1)) >= 0:
         keywords["prefix_cache_bytes"] = mib << 20
-    if (mode := values.get("load_mode")) is not None:
-        keywords |= {"use_mmap": "mmap" in mode or mode == "auto", "use_mlock": "mlock" in mode}
-    if (scale := values.get("rope_scale")) is not None:
-        if scale <= 0:
-            raise ArgumentError("rope_scale", scale, "a factor above 0")
-        keywords["rope_freq_scale"] = 1 / scale
     if values.get("rerank"):
         keywords |= {"embedding": True, "pooling_type": "rank"}
     text, name = values.get("chat_template_file"), keywords.pop("chat_template", None)
@@ -211,11 +187,6 @@ def _keywords(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     elif name:
         keywords["chat_format"] = _TEMPLATES.get(name, name)
     return keywords
-
-
-def _adapters(values: Mapping[str, Any]) -> list[tuple[str, float]]:
-    plain = [(path, 1.0) for path in values.get("adapters", ())]
-    return [*plain, *((path, real(scale, "adapters")) for path, scale in values.get("scaled", ()))]
 
 
 def _draft(values: Mapping[str, Any]) -> str | None:
@@ -244,25 +215,16 @@ def _of_requests(values: Mapping[str, Any]) -> dict[str, Any]:
         del given["seed"]
     if "stop" in given and values.get("escape", True):
         given["stop"] = [_unescaped(one) for one in given["stop"]]
-    if "grammar_file" in values:
-        given["grammar"] = values["grammar_file"]
-    for name in ("json_schema", "json_schema_file"):
-        if name in values:
-            given["response_format"] = {"type": "json_object", "schema": values[name]}
     # With context_shift a request says where its text ends.
     RequestOptions.from_keywords({**given, "context_shift": None})
     return {"temperature": 0.8, "max_tokens": -1, **given}
 
 
 def _unescaped(text: str) -> str:
-    r"""A text of -r with the escapes of llama-server: \n, \r, \t, \', \", \\ and \xHH, a byte."""
-
-    def meant(match: re.Match[bytes]) -> bytes:
-        return bytes([int(match[1], 16)]) if match[1] else _ESCAPES.get(match[2], match[2])
-
+    r"""A text of -r with escapes, such as \n and \xHH, a byte."""
     try:
-        return _ESCAPE.sub(meant, text.encode()).decode()
-    except UnicodeError:
+        return codecs.escape_decode(text.encode())[0].decode()
+    except ValueError:
         raise ArgumentError("stop", text, r"UTF-8, with \xHH for a byte") from None
 
 

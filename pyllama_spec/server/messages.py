@@ -27,7 +27,7 @@ from pyllama_spec.server.dialect import (
     part_of,
     text_part,
 )
-from pyllama_spec.server.exchange import REQUEST_ID, Exchange, Route
+from pyllama_spec.server.exchange import Exchange, Route
 from pyllama_spec.server.service import Event, Service, Thoughts, check_values
 from pyllama_spec.server.shapes import ChatRequest, Json
 
@@ -56,11 +56,9 @@ _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "to
 
 # The fields that blocks of a message need, and other objects by their type.
 _BLOCKS: Kinds = {
-    "text": ("text",), "document": ("source",), "search_result": ("title", "source"),
-    "thinking": ("thinking",), "redacted_thinking": (), "tool_use": ("id", "name"),
-    "tool_result": ("tool_use_id",),
+    "text": ("text",), "thinking": ("thinking",), "redacted_thinking": (),
+    "tool_use": ("id", "name"), "tool_result": ("tool_use_id",),
 }  # fmt: skip
-_SOURCES: Kinds = {"text": ("data",), "content": ()}
 _CHOICES: Kinds = {"auto": (), "none": (), "any": (), "tool": ("name",)}
 _THINKING: Kinds = {
     "enabled": ("budget_tokens",), "disabled": (), "adaptive": (), "between_tools": ()
@@ -161,20 +159,12 @@ def _texts(content: str | list[Any] | None, place: str) -> list[str]:
 
 
 def _text(block: Part, place: str) -> str:
-    """A block as text, if it can be written as text."""
-    if block.type == "text":
-        return block.text or ""
-    if block.type == "search_result":
-        text = "".join(_texts(block.content, f"{place}.content"))
-        return f"{block.title}\n{block.source}\n{text}\n"
-    if block.type != "document":
+    """A block as text, if it is one."""
+    if block.type != "text":
         raise UnsupportedError(
             f"type {block.type!r} is not supported here", param=place, remedy="give text"
         )
-    remedy = "give the document's text, as a text source"
-    source = part_of(block.source, f"{place}.source", _SOURCES, remedy=remedy)
-    text = source.data or "".join(_texts(source.content, f"{place}.source.content"))
-    return "".join(f"{head}\n" for head in (block.title, block.context) if head) + text
+    return block.text or ""
 
 
 def _add_user(blocks: list[tuple[Part, str]], turns: Turns) -> None:
@@ -244,9 +234,8 @@ class MessageShape(BlockShape):
 
     prefix = "msg"
 
-    def __init__(self, *, shows_thoughts: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._shows_thoughts = shows_thoughts
         self._blocks: list[Json] = []
         self._input = ""
 
@@ -277,11 +266,10 @@ class MessageShape(BlockShape):
         yield _event("content_block_start", index=self._n_blocks - 1, content_block={**block})
 
     def _thought(self, text: str) -> Iterator[Event]:
-        if self._shows_thoughts:
-            self._blocks[-1]["thinking"] += text
-            yield self._delta("thinking_delta", thinking=text)
+        self._blocks[-1]["thinking"] += text
+        yield self._delta("thinking_delta", thinking=text)
 
-    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]:
+    def _text(self, text: str) -> Iterator[Event]:
         self._blocks[-1]["text"] += text
         yield self._delta("text_delta", text=text)
 
@@ -353,15 +341,13 @@ def _input(arguments: str) -> Json:
 
 
 def _to_chat(body: MessagesRequest, service: Service) -> ChatRequest:
-    service.check_n_messages("messages", body.messages)
     check_values([body.messages, body.system, body.tools])
     return chat_request(body, service.thoughts)
 
 
 async def messages(exchange: Exchange, body: MessagesRequest) -> Any:
     """POST /v1/messages."""
-    shows = (body.thinking or {}).get("display") != "omitted"
-    return await exchange.generate(body, MessageShape(shows_thoughts=shows), _to_chat)
+    return await exchange.generate(body, MessageShape(), _to_chat)
 
 
 async def count_tokens(exchange: Exchange, body: MessagesRequest) -> Any:
@@ -369,9 +355,7 @@ async def count_tokens(exchange: Exchange, body: MessagesRequest) -> Any:
     return {"input_tokens": await exchange.count_tokens(body, _to_chat)}
 
 
-_route = partial(
-    Route, body=MessagesRequest, error_form=error_form, id_headers=(*REQUEST_ID, "Request-Id")
-)
+_route = partial(Route, body=MessagesRequest, error_form=error_form)
 ROUTES = (
     _route("POST", "/v1/messages", messages),
     _route("POST", "/v1/messages/count_tokens", count_tokens),

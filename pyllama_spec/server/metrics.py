@@ -7,7 +7,6 @@ request's text, and no label but the model, the kind of an end and a position in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -27,7 +26,6 @@ _COUNTERS: Mapping[str, tuple[str, ...]] = {
     "llamacpp:tokens_predicted": ("Tokens of texts.",),
     "llamacpp:prompt_seconds": ("Seconds spent on prompts.",),
     "llamacpp:tokens_predicted_seconds": ("Seconds spent on texts.",),
-    "llamacpp:n_decode": ("Decodes of the target, each of a batch.",),
     "pyllama_spec:rounds": ("Rounds of texts: a decode of n texts is n rounds.",),
     **{
         f"{family}:{_DRAFT}{name}": text
@@ -46,18 +44,12 @@ _COUNTERS: Mapping[str, tuple[str, ...]] = {
         "Texts by the state of their draft: used, idle, disabled or none.", "state",
     ),
     "pyllama_spec:request_errors": ("Requests that were answered with an error.", "code"),
-    "pyllama_spec:model_loads": ("Loads of a model.",),
-    "pyllama_spec:model_load_failures": ("Loads of a model that failed.",),
-    "pyllama_spec:model_unloads": ("Models that were closed, by why.", "reason"),
 }  # fmt: skip
 _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
     "vllm:time_to_first_token_seconds": ("Seconds to the first token.", _WAITS),
     "vllm:request_queue_time_seconds": ("Seconds before computation.", _WAITS),
     "vllm:e2e_request_latency_seconds": ("Seconds of whole requests.", _WAITS),
     "vllm:time_per_output_token_seconds": ("Seconds per token after the first.", _PER_TOKEN),
-    "pyllama_spec:model_load_seconds": (
-        "Seconds of loading a model, with the wait for other loads.", _WAITS,
-    ),
 }  # fmt: skip
 
 
@@ -102,31 +94,14 @@ class Metrics:
     def prepare(self, model: str) -> None:
         """Gives a model its figures without further labels, 0 so far."""
         for name, (_, *labels) in _COUNTERS.items():
-            if not labels and ":model_" not in name:
+            if not labels:
                 self._counters[name].labels(model)
-        for gauge in self.saved.values():
-            gauge.labels(model)
-        for name, one in self._histograms.items():
-            if ":model_" not in name:
-                one.labels(model)
+        for one in (*self.saved.values(), *self._histograms.values()):
+            one.labels(model)
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
-
-
-@dataclass(slots=True)
-class Pace:
-    """Tokens and seconds of the requests that ended since the last read()."""
-
-    n_tokens: int = 0
-    seconds: float = 0.0
-
-    def read(self) -> float:
-        """The tokens per second, 0 where none ended; begins anew."""
-        tps = self.n_tokens / self.seconds if self.seconds else 0.0
-        self.n_tokens, self.seconds = 0, 0.0
-        return tps
 
 
 class ModelMetrics:
@@ -135,8 +110,8 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model
         metrics.prepare(model)
-        self.prompt_pace, self.text_pace = Pace(), Pace()
-        self._n_decodes = self._n_sequences = self.max_tokens = 0
+        self._n_read = self._n_written = 0
+        self._prompt_s = self._decode_s = 0.0
 
     def _add(self, n: float, *names: str) -> None:
         for name in names:
@@ -156,40 +131,30 @@ class ModelMetrics:
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
         self._note_tokens(n_prompt, cached, n_generated)
         # The first token of a text comes with its prompt.
-        self.prompt_pace.n_tokens += n_prompt - cached
-        self.text_pace.n_tokens += max(n_generated - n_texts, 0)
+        self._n_read += n_prompt - cached
+        self._n_written += max(n_generated - n_texts, 0)
 
-    def note_cut(
-        self,
-        n_prompt: int,
-        n_cached: int,
-        n_generated: int,
-        speculations: Sequence[Mapping[str, Any]],
-        *,
-        has_left: bool,
-    ) -> None:
-        """Counts a cancelled request, not one that gets an error; its tokens count as usual."""
-        if has_left:
-            self._metrics.add("vllm:request_success", 1, self._model, "abort")
-        for speculation in speculations:
-            self._note_rounds(speculation)
-        self._note_tokens(n_prompt, n_cached, n_generated)
+    def note_left(self) -> None:
+        """Counts a request whose client left; its tokens do not count."""
+        self._metrics.add("vllm:request_success", 1, self._model, "abort")
 
     def note_seconds(self, seconds: float) -> None:
         """Records the seconds from a request's call to its end."""
         self._metrics.observe("vllm:e2e_request_latency_seconds", seconds, self._model)
 
-    def note_decodes(self, n_decodes: int, n_sequences: int, max_tokens: int) -> None:
-        """Counts further decodes."""
-        self._add(n_decodes, "llamacpp:n_decode")
-        self._n_decodes += n_decodes
-        self._n_sequences += n_sequences
-        self.max_tokens = max(self.max_tokens, max_tokens)
+    def note_vectors(self, n_tokens: int) -> None:
+        """Counts embedded texts."""
+        self._note_tokens(n_tokens, 0, 0)
 
     @property
-    def sequences_per_decode(self) -> float:
-        """The average number of sequences in a decode; 0 before the first one."""
-        return self._n_sequences / max(self._n_decodes, 1)
+    def prompt_tps(self) -> float:
+        """The computed tokens of prompts per second."""
+        return self._n_read / self._prompt_s if self._prompt_s else 0.0
+
+    @property
+    def text_tps(self) -> float:
+        """The tokens of texts per second, without the first of each."""
+        return self._n_written / self._decode_s if self._decode_s else 0.0
 
     def _note_tokens(self, n_prompt: int, n_cached: int, n_generated: int) -> None:
         self._add(n_prompt, "vllm:prompt_tokens", "vllm:prefix_cache_queries")
@@ -224,5 +189,5 @@ class ModelMetrics:
         prompt_s, decode_s = timing.get("prompt_s", 0.0), timing.get("decode_s", 0.0)
         self._add(prompt_s, "llamacpp:prompt_seconds")
         self._add(decode_s, "llamacpp:tokens_predicted_seconds")
-        self.prompt_pace.seconds += prompt_s
-        self.text_pace.seconds += decode_s
+        self._prompt_s += prompt_s
+        self._decode_s += decode_s

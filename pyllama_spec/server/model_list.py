@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,16 +58,6 @@ class ModelSpec:
     keep_alive_s: float | None = None
     is_preloaded: bool = False
 
-    def missing_files(self) -> list[Path]:
-        """The missing files; draft_memory does not count, as it is created."""
-        paths = [self.keywords["model_path"], *(path for path, _ in self.adapters.values())]
-        draft = self.keywords.get("draft")
-        if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
-            paths.append(draft)
-        if self.keywords.get("lora_path"):
-            paths.append(self.keywords["lora_path"])
-        return [Path(path) for path in paths if not os.path.lexists(path)]
-
     @property
     def names(self) -> tuple[str, ...]:
         """All names that requests may use: the model, its aliases, its adapters."""
@@ -86,8 +75,6 @@ class ModelList:
             prefix_cache_bytes; None for no bound.
         max_loaded: the most models loaded at once; None for no bound.
         load_timeout_s: the most seconds that a request waits for its model.
-        turn_s: seconds that a model waits until others are idle; after that, the models whose
-            memory it needs get no new requests until it is loaded.
         cache: the folder of saved states, for all models.
         takes_any_name: whether the default model answers to unknown names.
 
@@ -100,7 +87,6 @@ class ModelList:
     memory_bytes: int | None = None
     max_loaded: int | None = None
     load_timeout_s: float = 300.0
-    turn_s: float = 30.0
     cache: BaseLlamaCache | None = None
     takes_any_name: bool = False
 
@@ -138,7 +124,6 @@ _OPTIONS = options_of(OpenOptions)
 _KEYS = (*_Own.__struct_fields__, *(name for name, one in _OPTIONS.items() if one.in_files))
 
 _TOML = Face(words={"True": "true", "False": "false"})
-_UNKNOWN_AT_TOP = re.compile(r"Object contains unknown field `([^`]+)`")
 
 
 class _File(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -148,13 +133,12 @@ class _File(Struct, kw_only=True, forbid_unknown_fields=True):
     memory_mib: int | None = None
     max_loaded: int | None = None
     load_timeout_s: float = 300.0
-    turn_s: float = 30.0
 
 
 def read_models(path: str | os.PathLike[str]) -> ModelList:
     """Reads the models of a TOML file; see docs/server-models.md.
 
-    Nothing is loaded, and no model file is opened; ModelSpec.missing_files() lists missing files.
+    Nothing is loaded, and no model file is opened.
 
     Args:
         path: the path of the file; relative paths in it start from its folder.
@@ -183,7 +167,6 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
             memory_bytes=None if memory is None else count(memory, "memory_mib", 1) << 20,
             max_loaded=None if most is None else count(most, "max_loaded", 1),
             load_timeout_s=real(listed.load_timeout_s, "load_timeout_s", 0),
-            turn_s=real(listed.turn_s, "turn_s", 0),
         )
 
 
@@ -191,14 +174,7 @@ def _decoded(text: str) -> _File:
     try:
         return msgspec.toml.decode(text, type=_File)
     except msgspec.ValidationError as error:
-        key = _UNKNOWN_AT_TOP.fullmatch(str(error))
-        if key is None:
-            raise ArgumentError(problem=str(error)) from None
-        where = ": put it into [defaults], or into [models.NAME] of a model"
-        raise ArgumentError(
-            key[1], problem="is no key at the top"
-            f"{where if key[1] in _KEYS else meant(key[1], _File.__struct_fields__)}",
-        ) from None  # fmt: skip
+        raise ArgumentError(problem=str(error)) from None
     except ImportError:
         raise UnsupportedError(
             "Python 3.10 reads TOML by the package tomli: pip install tomli"

@@ -2,31 +2,26 @@
 
 A model is loaded when a request needs it, one at a time, in a thread of its own; requests for it
 wait meanwhile, within bounds, and all others continue. If the memory bound would be exceeded, the
-least recently used model is closed first, and never one that answers or has waiting requests. If
-none is idle, models take turns: after turn_s seconds the one loaded for longest drains, that is, it
-gets no new requests, finishes its running ones, and is closed. Everything except loading and
+least recently used model is closed first, and never one that answers or has waiting requests.
+Everything except loading and
 closing happens in the event loop, so that there are no locks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableSet, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
 
-import anyio
-
 from pyllama_spec.drafters import needs_file
-from pyllama_spec.engine import Adapter, ContextParams
+from pyllama_spec.engine import Adapter
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.identity import parts_of
 from pyllama_spec.errors import (
@@ -36,70 +31,163 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     RemoteError,
 )
-from pyllama_spec.gguf.reader import GgufKey, read_keys
 from pyllama_spec.llama import Llama
-from pyllama_spec.llama.open_model import WATCH, check_parallel
+from pyllama_spec.llama.open_model import WATCH
 from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.server.api_errors import NO_RETRY, ApiError, for_client
-from pyllama_spec.server.door import Serving, log, note_failure
+from pyllama_spec.server.api_errors import NO_RETRY, ApiError
 from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.model_list import ModelList, ModelSpec
-from pyllama_spec.server.service import Service
-from pyllama_spec.server.settings import ServerSettings
+from pyllama_spec.server.service import Service, log, note_failure
+from pyllama_spec.server.settings import ServerSettings, key_and_name
+from pyllama_spec.speculative.stats import plural
 
 _T = TypeVar("_T")
 Adapters = Sequence[tuple[Adapter, float]]
-STATES = ("loaded", "loading", "unloaded", "failed")
-# How often a model may fail before only a restart of the server helps: see Service.has_leaked.
-_MAX_LEAKS = 8
 # How long a failed model waits for its last requests, and how often it looks.
 _LAST_USERS_S, _LOOK_S = 2.0, 0.02
-# Between two tries without a request, in units of the Retry-After.
-_N_RETRY = 3
-# How long an end waits for a load that has to stop.
-_LAST_LOAD_S = 5.0
+# How often a running stop looks whether all have ended, and how long it waits for cut requests.
+_LOOK_AT_END_S, _LAST_S = 0.05, 2.0
 _MIB = 1 << 20
 
 
+class Keys:
+    """The keys of a server, which may change while it serves.
+
+    A key keeps its number while the server runs, and no other key gets it later: drafts find a
+    user's texts by it. Keys are known by their digests, so that the time of a look-up says nothing
+    of a key.
+    """
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._callers: dict[bytes, tuple[str, str]] = {}
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> tuple[int, int]:
+        """Replaces the accepted keys; returns how many are new, and how many are gone."""
+        before, self._callers = self._callers.keys(), {}
+        for line in keys:
+            key, name = key_and_name(line)
+            digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+            number = self._numbers.setdefault(digest, len(self._numbers))
+            self._callers[digest] = f"key {number}", name or str(number + 1)
+        return len(self._callers.keys() - before), len(before - self._callers.keys())
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def caller_of(self, given: str | None) -> tuple[str, str] | None:
+        """The user of a key for drafts, and its name in the log; None for no such key.
+
+        `given` has a character for a byte, as a header. Both are "" where no key is needed.
+        """
+        if not self._callers:
+            return "", ""
+        return self._callers.get(hashlib.sha256((given or "").encode("latin-1")).digest())
+
+
+class Serving:
+    """One run of a server."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings, self.metrics, self.began_at = settings, Metrics(), int(time())
+        self.keys = Keys(settings.api_keys)
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.is_stopping = self.is_cutting = self._is_hurried = False
+        self.on_stop: list[Callable[[], None]] = []
+
+    async def stop(self) -> tuple[int, int]:
+        """Refuses new requests, and waits until the running ones end, time out or are cut."""
+        self.is_stopping = True
+        for call in self.on_stop:
+            call()
+        running, until = set(self.tasks), monotonic() + self.settings.stop_timeout_s
+        if running:
+            log.info(
+                "stopping: %d running or waiting, cut in %g s; a second signal cuts now",
+                len(running), self.settings.stop_timeout_s,
+            )  # fmt: skip
+        while (left := [task for task in running if not task.done()]) and monotonic() < until:
+            if self._is_hurried:
+                break
+            await asyncio.sleep(_LOOK_AT_END_S)
+        self.is_cutting = True
+        for task in left:
+            task.cancel()
+        if left:  # their lines come before the last one
+            await asyncio.wait(left, timeout=_LAST_S)
+        if running:
+            log.info("%s", stopped_in_words(len(running), len(left)))
+        return len(running), len(left)
+
+    def read_keys_again(self) -> None:
+        """Reloads the keys from their source; if that cannot be read, the old ones stay."""
+        if self.settings.read_keys is None:
+            log.info("SIGHUP: the API keys stay: the server was started without a file of keys")
+            return
+        try:
+            n_new, n_gone = self.keys.replace(self.settings.read_keys())
+        except PyllamaSpecError as error:
+            log.warning("SIGHUP: the API keys stay as they were: %s", error)
+            return
+        log.info("SIGHUP: API keys: %d in use, %d new, %d removed", len(self.keys), n_new, n_gone)
+
+    def cut_now(self) -> None:
+        """Ends the wait of stop(); callable from any thread and signal handler."""
+        self._is_hurried = True
+
+
+def stopping() -> ApiError:
+    """The error for a request that arrives while the server stops."""
+    return ApiError(503, "the server is stopping: it takes nothing new", "stopping")
+
+
+def stopped() -> ApiError:
+    """The error for a request that the server's stop cancels."""
+    return ApiError(
+        503, "the server stopped before the answer was complete: send the request again", "stopping"
+    )
+
+
+def stopped_in_words(n: int, n_cut: int) -> str:
+    """A sentence on the end of a server, for the log and its program."""
+    if not n:
+        return "stopped: no request was running"
+    requests = plural(n, "request")
+    if not n_cut:
+        return f"stopped after {requests} finished"
+    cut = f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
+    return f"stopped: {requests} ran or waited, {n - n_cut} finished, {cut}"
+
+
 class Failure(NamedTuple):
-    """Why a model could not be loaded, for clients, and when by monotonic().
+    """When a model could not be loaded, by monotonic().
 
     `may_pass`: a later load may succeed though nobody changes anything.
     """
 
-    why: str
     at: float
     may_pass: bool
 
 
-def not_loaded(name: str, why: str, *, may_pass: bool = False) -> ApiError:
+def not_loaded(name: str, *, may_pass: bool = False) -> ApiError:
     """The error for a request to a model or an adapter that cannot be loaded."""
-    message = f"the model {name!r} cannot be loaded: {why}"
+    message = f"the model {name!r} cannot be loaded; the server's log says why"
     if may_pass:
         return ApiError(503, message, "model_not_loaded", "model")
-    message += "; whoever runs the server has to correct that"
     return ApiError(500, message, "model_not_loaded", "model", headers=NO_RETRY)
-
-
-def given_up(name: str) -> ApiError:
-    """The error of a request to a model that failed too often."""
-    return ApiError(
-        500, f"the model {name!r} failed too often; whoever runs the server has to restart it",
-        "model_failed", headers=NO_RETRY,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A loaded model, with its adapters by name, and why others failed.
+    """A loaded model, with its adapters by name, None for one that cannot be loaded.
 
     `store_bytes` are for copies of prompts.
     """
 
     llm: Llama
     store_bytes: int = 0
-    adapters: dict[str, Adapters] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    adapters: dict[str, Adapters | None] = field(default_factory=dict)
 
     @property
     def n_bytes(self) -> int:
@@ -110,10 +198,7 @@ class Opened:
 class ServedModel:
     """A model of a server, and its state.
 
-    `is_own`: the server loads and closes it. `n_leaks` counts the contexts that it has left to the
-    process by failures, which are not freed, and reopenings without memory. `draining` is set while
-    it takes no new requests since another model waits for its memory; done once it is closed, or
-    need not be.
+    `is_own`: the server loads and closes it.
     """
 
     def __init__(self, spec: ModelSpec, opened: Opened | None = None) -> None:
@@ -121,16 +206,15 @@ class ServedModel:
         self.opened, self.is_own = opened, opened is None
         self.service: Service | None = None
         self.failure: Failure | None = None
-        self.n_users = self.n_waiting = self.n_leaks = 0
+        self.n_users = self.n_waiting = 0
         self.n_bytes = 0 if opened is None else opened.n_bytes
-        self.draining: asyncio.Future[None] | None = None
-        self.last_used = self.loaded_at = monotonic()
+        self.last_used = monotonic()
         self.loading: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     @property
     def state(self) -> str:
-        """One of STATES."""
+        """One of loaded, loading, unloaded, failed."""
         if self.service is not None and self.service.is_usable:
             return "loaded"
         if self.loading is not None:
@@ -140,59 +224,23 @@ class ServedModel:
     @property
     def is_idle(self) -> bool:
         """Whether the model is loaded and unused."""
-        is_wanted = self.n_waiting and self.draining is None
-        return self.service is not None and not (self.n_users or is_wanted)
+        return self.service is not None and not (self.n_users or self.n_waiting)
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the model is loaded and not draining."""
-        return self.draining is None and self.state == "loaded"
+        """Whether the model is loaded and works."""
+        return self.state == "loaded"
 
     @property
     def has_failed(self) -> bool:
         """Whether the loaded model failed inside, so that it has to be loaded again."""
         return self.service is not None and not self.service.is_usable
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether it failed so often that it is not opened again."""
-        return self.n_leaks > _MAX_LEAKS
-
-    def note_leak(self) -> None:
-        """Counts the context of a model that failed, before it is closed."""
-        if self.service is not None and self.service.has_leaked:
-            self.service.has_leaked, self.n_leaks = False, self.n_leaks + 1
-
-    def failure_of(self, adapter: str | None) -> str | None:
-        """The last load error of the model or of an adapter; None for none."""
-        if self.opened is not None:
-            return self.opened.failures.get(adapter or "")
-        return None if self.failure is None else self.failure.why
-
-    def places(self) -> Iterator[tuple[str, str]]:
-        """The paths of its files, each with its name in messages."""
-        path = Path(self.spec.keywords["model_path"])
-        yield str(path), self.name
-        if path.is_absolute() and len(path.parts) > 2:  # further parts of a split model
-            yield f"{path.parent}{os.sep}", ""
-        for name, (adapter, _) in self.spec.adapters.items():
-            yield str(adapter), name
-        for word in ("draft", "lora_path", "draft_memory"):
-            file = self.spec.keywords.get(word)
-            if isinstance(file, (str, os.PathLike)):
-                yield os.fspath(file), Path(file).name
-
     def cancel_timer(self) -> None:
-        """Cancels its expiry, or its next reopening."""
+        """Cancels its expiry."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-
-    def end_draining(self) -> None:
-        """Ends its draining, as it is closed or can stay; waiting loads check again."""
-        if self.draining is not None:
-            self.draining.set_result(None)
-            self.draining = None
 
 
 class ChosenModel(NamedTuple):
@@ -210,7 +258,7 @@ class Models:
         self.only: ServedModel | None = None
         if isinstance(listed, Llama):
             name = settings.alias or Path(listed.model_path).name
-            keywords = {**listed.file_keywords, "max_waiting": listed.max_waiting}
+            keywords = {"model_path": listed.model_path, "max_waiting": listed.max_waiting}
             spec = ModelSpec(name=name, keywords=keywords, aliases=settings.aliases)
             self.only = only = ServedModel(spec, Opened(listed))
             only.service = Service(listed, settings, name, serving.metrics.of(name))
@@ -225,7 +273,6 @@ class Models:
         self._one_load = asyncio.Lock()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._threads: set[threading.Thread] = set()
         self._has_preloaded: bool | None = None
         self._is_ending = False
         serving.on_stop.append(self._stop_loading)
@@ -253,11 +300,12 @@ class Models:
         if not one.takes_requests:
             await self._wait_for(one)
         assert one.service is not None and one.opened is not None
-        if name is not None and name in one.opened.failures:
-            raise not_loaded(name, one.opened.failures[name])
+        adapters = () if name is None else one.opened.adapters[name]
+        if adapters is None:
+            raise not_loaded(name or "")
         one.n_users += 1
         one.cancel_timer()
-        return one.service, () if name is None else one.opened.adapters[name]
+        return one.service, adapters
 
     def done_with(self, one: ServedModel) -> None:
         """Ends a use()."""
@@ -265,13 +313,6 @@ class Models:
         if one.opened is not None:
             one.n_bytes = one.opened.n_bytes
         self._released(one)
-        self._recover(one)
-
-    def _recover(self, one: ServedModel) -> None:
-        """Opens the caller's model again after a failure; of a list, a request does that."""
-        is_wanted = one.has_failed and not (one.is_own or one.is_given_up or self._is_ending)
-        if is_wanted and one.loading is None:
-            one.loading = self._begin(self._load(one))
 
     def _released(self, one: ServedModel) -> None:
         """Called when a request or a load ends: the model may close now, or when it expires."""
@@ -282,13 +323,6 @@ class Models:
             one.cancel_timer()
             loop, used = asyncio.get_running_loop(), one.last_used
             one.timer = loop.call_later(after, lambda: self._begin(self._expire(one, used)))
-
-    def without_paths(self, message: str) -> str:
-        """A message for a client, without file paths."""
-        places = [place for one in self.all for place in one.places()]
-        for path, name in sorted(places, key=lambda place: -len(place[0])):
-            message = message.replace(path, name)
-        return message
 
     async def _wait_for(self, one: ServedModel) -> None:
         """Waits until a model is loaded; starts the load if needed."""
@@ -304,10 +338,8 @@ class Models:
         try:
             while not one.takes_requests:
                 self._check(one)
-                awaited: asyncio.Future[None] | None = one.draining
-                if awaited is None:
-                    awaited = one.loading = one.loading or self._begin(self._load(one))
-                await asyncio.wait({awaited}, timeout=max(until - monotonic(), 0))
+                one.loading = one.loading or self._begin(self._load(one))
+                await asyncio.wait({one.loading}, timeout=max(until - monotonic(), 0))
                 if not one.takes_requests and monotonic() >= until:
                     raise ApiError(
                         503, f"the model {one.name!r} takes no requests after {limit:g} s: it is "
@@ -322,13 +354,11 @@ class Models:
         """Raises if the model cannot be loaded."""
         if self._is_ending:
             raise ApiError(503, "the server is stopping: it loads no model", "stopping")
-        if one.is_given_up:
-            raise given_up(one.name)
         if one.failure is None:
             return
         # A file may appear a moment later; until then requests get the same error at once.
         if monotonic() < one.failure.at + self.serving.settings.retry_after_s:
-            raise not_loaded(one.name, one.failure.why, may_pass=one.failure.may_pass)
+            raise not_loaded(one.name, may_pass=one.failure.may_pass)
         one.failure = None
 
     # ---- loading
@@ -348,14 +378,12 @@ class Models:
             )  # fmt: skip
             one.opened, one.failure = opened, None
             one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
-            one.n_bytes, one.loaded_at = opened.n_bytes, monotonic()
+            one.n_bytes = opened.n_bytes
             self._released(one)
-            seconds = one.loaded_at - begin
-            metrics.add("pyllama_spec:model_loads", 1, one.name)
-            metrics.observe("pyllama_spec:model_load_seconds", seconds, one.name)
             log.info(
-                "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB
-            )
+                "%s was loaded in %.1f s and takes %d MiB", one.name, monotonic() - begin,
+                one.n_bytes // _MIB,
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
             self._note_failure(one, error)
         finally:
@@ -367,15 +395,10 @@ class Models:
         if one.has_failed:
             await self._last_users(one)
             await self._close(one, "failure")
-            if one.is_given_up:
-                return None
         WATCH.set(self._watch)
-        turn_ends = monotonic() + self._listed.turn_s
-        while await self._make_room(one, turn_ends):
+        while await self._make_room(one):
             try:
-                opened = await in_daemon(
-                    lambda: self.open(one.spec), lambda made: made.llm.close(), self._threads
-                )
+                opened = await asyncio.to_thread(self.open, one.spec)
             except OutOfMemoryError:
                 if not await self._close_oldest():
                     raise
@@ -386,11 +409,11 @@ class Models:
                 pass
             if self._fits(one, one.n_bytes):
                 return opened
-            await in_daemon(opened.llm.close, lambda _: None, self._threads)
+            await asyncio.to_thread(opened.llm.close)
         return None
 
     def open(self, spec: ModelSpec) -> Opened:
-        """Loads a model in a thread that does not delay exit."""
+        """Loads a model, in a thread; at the end of the server with its next part of a file."""
         llm = Llama(**spec.keywords)
         with closed_on_failure(llm):
             opened = Opened(llm, options_of(spec.keywords).store_bytes())
@@ -407,22 +430,20 @@ class Models:
             opened.adapters[name] = [(Adapter(opened.llm.model, path), scale)]
         except PyllamaSpecError as error:
             log.warning("the adapter %s cannot be loaded: %s", name, error)
-            opened.failures[name] = self.without_paths(for_client(error))
+            opened.adapters[name] = None
 
     def _watch(self, _fraction: float) -> None:
         if self._is_ending:
             raise CancelledError("the server stops: the load is ended")
 
     async def _reopened(self, one: ServedModel) -> Opened | None:
-        """Opens the caller's model again. After an error it is tried later, without a request."""
+        """Opens the caller's model again."""
         await self._last_users(one)
-        one.note_leak()
-        if one.opened is None or one.is_given_up:
+        if one.opened is None:
             return None
-        if one.failure is None:
-            log.warning("%s failed and is being reopened", one.name)
+        log.warning("%s failed and is being reopened", one.name)
         WATCH.set(self._watch)
-        await in_daemon(one.opened.llm.reopen, lambda _: None, self._threads)
+        await asyncio.to_thread(one.opened.llm.reopen)
         return one.opened
 
     async def _last_users(self, one: ServedModel) -> None:
@@ -432,86 +453,50 @@ class Models:
             await asyncio.sleep(_LOOK_S)
 
     def _note_failure(self, one: ServedModel, error: Exception) -> None:
-        """Records what clients are told of a load's error."""
         if self._is_ending:
             return
         note_failure(error)
-        why = "it failed inside; the server's log says where"
         if isinstance(error, PyllamaSpecError):
             log.warning("%s cannot be loaded: %s", one.name, error)
-            why = self.without_paths(for_client(error))
-        one.failure = Failure(why, monotonic(), isinstance(error, (OutOfMemoryError, RemoteError)))
-        self.serving.metrics.add("pyllama_spec:model_load_failures", 1, one.name)
-        if not one.is_own:  # a proxy sends no request to a server that is not ready
-            one.n_leaks += isinstance(error, OutOfMemoryError)
-            one.cancel_timer()
-            wait_s = _N_RETRY * self.serving.settings.retry_after_s
-            one.timer = asyncio.get_running_loop().call_later(wait_s, self._recover, one)
+        one.failure = Failure(monotonic(), isinstance(error, (OutOfMemoryError, RemoteError)))
 
     # ---- room
 
-    def _fits(self, one: ServedModel, n_bytes: int, without: Sequence[ServedModel] = ()) -> bool:
-        """Whether a model fits beside the loaded ones, without some of them."""
-        others = [m for m in self._others(one) if m not in without]
+    def _fits(self, one: ServedModel, n_bytes: int) -> bool:
+        """Whether a model fits beside the loaded ones."""
+        others, most = self._others(one), self._listed.memory_bytes
         if self._listed.max_loaded is not None and len(others) >= self._listed.max_loaded:
             return False
-        most = self._listed.memory_bytes
         return most is None or n_bytes + sum(m.n_bytes for m in others) <= most
 
     def _others(self, one: ServedModel) -> list[ServedModel]:
         return [m for m in self.all if m is not one and m.service is not None]
 
     async def _bytes_of(self, one: ServedModel) -> int:
-        """The memory of a model's last load, or an estimate from its files."""
+        """The memory of a model's last load, or that of its files."""
         if one.n_bytes:
             return one.n_bytes
-        files, cache = await asyncio.to_thread(expected_bytes, one.spec.keywords)
-        most = self._listed.memory_bytes
-        # If the files alone exceed the bound, it is refused with all that it takes.
-        return files + cache if most is None or files > most else min(files + cache, most)
+        return await asyncio.to_thread(expected_bytes, one.spec.keywords)
 
-    async def _make_room(self, one: ServedModel, turn_ends: float) -> bool:
+    async def _make_room(self, one: ServedModel) -> bool:
         """Closes idle models until a model fits; False if no request waits for it any more."""
         n_bytes, most = await self._bytes_of(one), self._listed.memory_bytes
         if most is not None and n_bytes > most:
             raise ModelLoadError(
-                f"it takes {'' if one.n_bytes else 'about '}{-(-n_bytes // _MIB)} MiB, and all "
+                f"it takes {'' if one.n_bytes else 'at least '}{-(-n_bytes // _MIB)} MiB, and all "
                 f"models together may take {most // _MIB}",
                 setup="allow more `memory_mib`, or give it a smaller `n_ctx`, `n_parallel` or "
                 "`prefix_cache_bytes`",
             )
-        try:
-            while not self._fits(one, n_bytes):
-                self._watch(0.0)
-                if await self._close_oldest():
-                    continue
-                if not one.n_waiting:
-                    return False
-                left_s = turn_ends - monotonic()
-                if left_s <= 0:
-                    self._drain_others(one, n_bytes)
-                self._changed.clear()
-                with anyio.move_on_after(left_s if left_s > 0 else None):
-                    await self._changed.wait()
-            return True
-        finally:
-            for other in self.all:  # those still loaded need not be closed any more
-                other.end_draining()
-
-    def _drain_others(self, one: ServedModel, n_bytes: int) -> None:
-        """Drains the models whose memory another one needs, loaded for longest first."""
-        others = sorted(self._others(one), key=lambda other: other.loaded_at)
-        if any(other.n_waiting and other.draining is None for other in others):
-            return  # just loaded: requests that waited for it come first
-        drained: list[ServedModel] = []
-        for other in others:
-            if self._fits(one, n_bytes, drained):
-                other.end_draining()
+        while not self._fits(one, n_bytes):
+            self._watch(0.0)
+            if await self._close_oldest():
                 continue
-            drained.append(other)
-            if other.draining is None:
-                other.draining = asyncio.get_running_loop().create_future()
-                log.info("%s takes no new requests: %s needs its memory", other.name, one.name)
+            if not one.n_waiting:
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+        return True
 
     async def _close_oldest(self) -> bool:
         """Closes the idle model that was unused for longest; False if all are in use."""
@@ -530,12 +515,9 @@ class Models:
         opened = one.opened
         if opened is None:
             return
-        one.note_leak()
         one.service, one.opened, one.n_bytes = None, None, opened.n_bytes
         one.cancel_timer()
-        one.end_draining()
-        await in_daemon(opened.llm.close, lambda _: None, self._threads)
-        self.serving.metrics.add("pyllama_spec:model_unloads", 1, one.name, reason)
+        await asyncio.to_thread(opened.llm.close)
         log.info("%s was closed: %s", one.name, reason)
         self._changed.set()
 
@@ -546,9 +528,6 @@ class Models:
         if self._has_preloaded is not None:
             return
         self._has_preloaded = False
-        for one in self.all if self.only is None else ():
-            for path in one.spec.missing_files():
-                log.warning("%s cannot be loaded: %s does not exist", one.name, path)
         self._begin(self._preload())
 
     async def _preload(self) -> None:
@@ -564,19 +543,9 @@ class Models:
         self._has_preloaded = True
 
     @property
-    def given_up(self) -> list[ServedModel]:
-        """The models that failed too often; only a restart of the server helps them."""
-        return [one for one in self.all if one.is_given_up]
-
-    @property
     def is_ready(self) -> bool:
-        """Whether all preloads have ended, successfully or not; and that the only model works."""
-        return self._has_preloaded is True and (self.only is None or self.only.takes_requests)
-
-    def counts(self) -> dict[str, int]:
-        """The number of models in each state."""
-        states = [one.state for one in self.all]
-        return {state: states.count(state) for state in STATES}
+        """Whether all preloads have ended, successfully or not."""
+        return self._has_preloaded is True
 
     def _begin(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(call)
@@ -595,52 +564,14 @@ class Models:
     async def close(self) -> None:
         """Closes the models that this object loaded, after the last answer."""
         self._stop_loading()
-        until = monotonic() + _LAST_LOAD_S  # a load ends with its next part of a file
         if self._tasks:
             await asyncio.wait(self._tasks)
         for one in self.all:
             if one.is_own:
                 await self._close(one, "end")
-        while self._threads and monotonic() < until:
-            await asyncio.sleep(_LOOK_S)
-
-
-async def in_daemon(
-    call: Callable[[], _T], drop: Callable[[_T], None], threads: MutableSet[threading.Thread]
-) -> _T:
-    """Runs a long call in a daemon thread; `drop` gets a result that nobody waits for."""
-    done: Future[_T] = Future()
-    done.set_running_or_notify_cancel()  # from here on nothing cancels it
-
-    def run() -> None:
-        try:
-            done.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            done.set_exception(error)
-        finally:
-            threads.discard(thread)
-
-    def forget(done: Future[_T]) -> None:
-        if done.exception() is None:
-            drop(done.result())
-
-    run_here = copy_context().run
-    thread = threading.Thread(target=run_here, args=(run,), name="pyllama_spec-load", daemon=True)
-    threads.add(thread)
-    thread.start()
-    try:
-        return await asyncio.wrap_future(done)
-    except asyncio.CancelledError:
-        done.add_done_callback(forget)
-        raise
 
 
 # ---- the memory that a model will take
-
-_ENDS = (
-    ".block_count", ".embedding_length", ".context_length", ".attention.head_count",
-    ".attention.head_count_kv", ".attention.key_length", ".attention.value_length",
-)  # fmt: skip
 
 
 def options_of(keywords: Mapping[str, Any]) -> OpenOptions:
@@ -649,24 +580,18 @@ def options_of(keywords: Mapping[str, Any]) -> OpenOptions:
     return OpenOptions.from_keywords(more.pop("model_path"), more)[0]
 
 
-def expected_bytes(keywords: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of a Llama's files with its copies of prompts, and of its KV cache with all positions.
+def expected_bytes(keywords: Mapping[str, Any]) -> int:
+    """Bytes of a Llama's files with its copies of prompts; a file that cannot be read counts as 0.
 
-    Files that cannot be read, and options that are refused later, count as 0.
+    The KV cache counts once the model is loaded.
     """
     options = options_of(keywords)
-    path, draft = Path(options.model_path), options.draft
-    files, cache = _file_bytes(path), 0
+    n, draft = _file_bytes(Path(options.model_path)), options.draft
     if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
-        files += _file_bytes(Path(draft))
+        n += _file_bytes(Path(draft))
     with suppress(PyllamaSpecError):
-        options.check()
-        params = options.context_params()
-        check_parallel(options.n_parallel, params)
-        files += options.store_bytes()
-        keys = read_keys(path, lambda name: name.endswith(_ENDS))
-        cache = _cache_bytes(keys, params, options.n_parallel)
-    return files, cache
+        n += options.store_bytes()
+    return n
 
 
 def _file_bytes(path: Path) -> int:
@@ -675,27 +600,10 @@ def _file_bytes(path: Path) -> int:
     return 0
 
 
-def _cache_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: int) -> int:
-    """Bytes of a KV cache of float16, from a file's keys; a quantized one takes less."""
-    named = {end: key.value for name, key in keys.items() for end in _ENDS if name.endswith(end)}
-
-    def number(end: str) -> int:
-        length = named.get(end)
-        return length if isinstance(length, int) else 0
-
-    heads = named.get(".attention.head_count_kv") or named.get(".attention.head_count") or 0
-    n_heads = sum(heads) if isinstance(heads, list) else heads * number(".block_count")
-    of_head = number(".embedding_length") // max(number(".attention.head_count"), 1)
-    width = sum(number(f".attention.{one}_length") or of_head for one in ("key", "value"))
-    n_ctx = params.n_ctx or number(".context_length")
-    return int(n_heads * width * 2 * n_ctx * n_parallel)
-
-
 # ---- figures
 
 _RUNNING = "Requests that are computed."
 _WAITING = "Requests that wait in the queue or for a load."
-_SINCE = "per second, of requests that ended since the last scrape."
 
 
 def add_gauges(metrics: Metrics, models: Sequence[ServedModel]) -> None:
@@ -713,14 +621,10 @@ def add_gauges(metrics: Metrics, models: Sequence[ServedModel]) -> None:
         ("llamacpp:requests_processing", _RUNNING, running),
         ("vllm:num_requests_waiting", _WAITING, waiting),
         ("llamacpp:requests_deferred", _WAITING, waiting),
-        ("llamacpp:n_busy_slots_per_decode", "The average number of sequences in a decode.",
-         of(lambda service: service.metrics.sequences_per_decode)),
-        ("llamacpp:n_tokens_max", "The most tokens that a sequence has had.",
-         of(lambda service: service.metrics.max_tokens)),
-        ("llamacpp:prompt_tokens_seconds", f"Computed tokens of prompts {_SINCE}",
-         of(lambda service: service.metrics.prompt_pace.read())),
-        ("llamacpp:predicted_tokens_seconds", f"Generated tokens {_SINCE}",
-         of(lambda service: service.metrics.text_pace.read())),
+        ("llamacpp:prompt_tokens_seconds", "Computed tokens of prompts per second.",
+         of(lambda service: service.metrics.prompt_tps)),
+        ("llamacpp:predicted_tokens_seconds", "Generated tokens per second.",
+         of(lambda service: service.metrics.text_tps)),
         ("pyllama_spec:model_memory_bytes", "Bytes of memory that a loaded model takes.",
          lambda one: one.n_bytes if one.service else 0),
     )  # fmt: skip
@@ -728,12 +632,3 @@ def add_gauges(metrics: Metrics, models: Sequence[ServedModel]) -> None:
         gauge = metrics.gauge(name, text)
         for one in models:
             gauge.labels(one.name).set_function(partial(count, one))
-    text = "1 for the state of a model, 0 for its other states."
-    states = metrics.gauge("pyllama_spec:model_state", text, "state")
-    for one in models:
-        for state in STATES:
-            states.labels(one.name, state).set_function(partial(_is_in, one, state))
-
-
-def _is_in(one: ServedModel, state: str) -> bool:
-    return one.state == state

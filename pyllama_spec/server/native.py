@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,11 +13,10 @@ from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.door import RequestInfo, stopping
 from pyllama_spec.server.exchange import Content, Exchange, Route
 from pyllama_spec.server.metrics import CONTENT_TYPE
-from pyllama_spec.server.models import ServedModel, given_up
-from pyllama_spec.server.service import Event, Service, Shape, timings
+from pyllama_spec.server.models import ServedModel, stopping
+from pyllama_spec.server.service import Event, RequestInfo, Service, Shape, timings
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
@@ -32,6 +31,8 @@ from pyllama_spec.server.shapes import (
 
 # The default of llama-server's texts: up to the context's end.
 _NO_LIMIT = -1
+# Of a request what its answer does not repeat.
+_NO_SETTINGS = ("prompt", "input_prefix", "input_suffix", "input_extra", "user")
 _STOPS = {"length": "limit", "stop": "eos"}
 
 
@@ -71,7 +72,11 @@ class NativeShape(Shape):
     """The form of llama-server's texts."""
 
     def __init__(self, request: NativeSampling) -> None:
-        self._n_probs, self._has_tokens = request.n_probs or 0, request.return_tokens
+        self._has_tokens = request.return_tokens
+        given = msgspec.structs.asdict(request)
+        self._settings = {
+            name: one for name, one in given.items() if one is not None and name not in _NO_SETTINGS
+        }
 
     def shown_id(self, answer_id: str) -> str | None:
         """Its answers have no id."""
@@ -118,6 +123,7 @@ class NativeShape(Shape):
             "stop_type": stop_type,
             "stopping_word": word,
             "has_new_line": "\n" in choice["text"],
+            "generation_settings": self._settings,
             "timings": timings(usage, answer["timing"], answer["speculation"]),
             "speculation": answer["speculation"],
             **self._details(choice),
@@ -126,27 +132,10 @@ class NativeShape(Shape):
     def _details(self, choice: Json) -> Json:
         shown = {}
         if choice.get("logprobs"):
-            shown["completion_probabilities"] = _probabilities(choice, self._n_probs)
+            shown["completion_probabilities"] = choice["logprobs"]["content"]
         if "token_sources" in choice:
             shown["token_sources"] = choice["token_sources"]
         return shown
-
-
-def _probabilities(choice: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    logprobs, ids = choice["logprobs"], choice["token_ids"]
-    return [
-        {
-            "id": token_id, "token": token, "bytes": list(token.encode()), "logprob": logprob,
-            "top_logprobs": [
-                {"token": k, "logprob": v}
-                for k, v in sorted((top or {}).items(), key=lambda one: -one[1])[:n]
-            ],
-        }
-        for token_id, token, logprob, top in zip(
-            ids, logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"],
-            strict=False,
-        )
-    ]  # fmt: skip
 
 
 # ---- tokens and templates
@@ -212,24 +201,12 @@ def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
 
 
 async def health(exchange: Exchange, _: None) -> Any:
-    """GET /health: 200 while the process runs, and no model needs a restart of it."""
-    if failed := exchange.models.given_up:
-        raise given_up(failed[0].name)
-    return {"status": "ok"}
-
-
-async def ready(exchange: Exchange, _: None) -> Any:
-    """GET /ready: the server accepts requests, and all preloads have ended."""
-    models = exchange.models
+    """GET /health and /ready: the server accepts requests, and all preloads have ended."""
     if exchange.serving.is_stopping:
         raise stopping()
-    if not models.is_ready:
-        has_failed = models.only is not None and models.only.has_failed
-        what = "the model failed and is being reopened" if has_failed else "models are being loaded"
-        raise ApiError(503, what, "loading")
-    # Without a key: the counts, and not the names.
-    more = {} if models.only is not None else {"models": models.counts()}
-    return {"status": "ready", **more}
+    if not exchange.models.is_ready:
+        raise ApiError(503, "models are being loaded", "loading")
+    return {"status": "ok"}
 
 
 async def metrics(exchange: Exchange, _: None) -> Any:
@@ -240,10 +217,8 @@ async def metrics(exchange: Exchange, _: None) -> Any:
             501, "this server gives no metrics: they are switched off", "unsupported",
             option="has_metrics",
         )  # fmt: skip
-    for one in exchange.models.all:
-        if one.service is not None:
-            one.service.note_decodes()
-    return Content(serving.metrics.text(), CONTENT_TYPE)
+    began = {"Process-Start-Time-Unix": str(serving.began_at)}
+    return Content(serving.metrics.text(), CONTENT_TYPE, 200, began)
 
 
 async def props(exchange: Exchange, _: None) -> Any:
@@ -266,6 +241,7 @@ def _props(service: Service) -> dict[str, Any]:
     vocab, info = llm.model.vocab, llm.model.info
     shown: dict[str, Any] = {
         "model_alias": service.name,
+        "model_path": llm.model.path.name,
         "model": {
             "arch": info.arch,
             "size": info.size,
@@ -331,7 +307,7 @@ ROUTES = (
     Route("POST", "/apply-template", apply_template, ChatRequest),
     Route("GET", "/health", health, is_open=True),
     Route("GET", "/v1/health", health, is_open=True),
-    Route("GET", "/ready", ready, is_open=True),
+    Route("GET", "/ready", health, is_open=True),
     Route("GET", "/metrics", metrics),
     Route("GET", "/props", props),
     Route("GET", "/slots", slots),

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange, Route
 from pyllama_spec.server.models import ServedModel
-from pyllama_spec.server.service import Service, Shape, beyond
+from pyllama_spec.server.service import Service, beyond
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
@@ -23,11 +24,6 @@ from pyllama_spec.server.shapes import (
     Prompt,
     RerankRequest,
 )
-
-
-async def generate(exchange: Exchange, request: ChatRequest | CompletionRequest) -> Any:
-    """POST /v1/chat/completions and /v1/completions."""
-    return await exchange.generate(request, Shape())
 
 
 async def count_tokens(exchange: Exchange, request: ChatRequest) -> Any:
@@ -62,8 +58,8 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
         shown["parent"] = one.name
     elif one.spec.aliases:
         shown["aliases"] = list(one.spec.aliases)
-    if (why := one.failure_of(adapter)) is not None:
-        shown |= {"state": "failed", "error": why}
+    if adapter is not None and one.opened is not None and one.opened.adapters[adapter] is None:
+        shown["state"] = "failed"
     service = one.service
     if service is None:
         draft = one.spec.keywords.get("draft")
@@ -84,6 +80,7 @@ async def embeddings(exchange: Exchange, request: EmbeddingRequest) -> Any:
         _check_embedding(request, texts, service)
         async with service.beside() as check:
             vectors, n_tokens = await asyncio.to_thread(_vectors, service.llm, texts, check)
+        service.metrics.note_vectors(n_tokens)
     exchange.info.note["prompt_tokens"] = n_tokens
     return {
         "object": "list",
@@ -98,6 +95,7 @@ async def embeddings(exchange: Exchange, request: EmbeddingRequest) -> Any:
 
 def _check_embedding(request: EmbeddingRequest, texts: list[Any], service: Service) -> None:
     most, n_embd = service.settings.max_inputs, service.llm.model.info.n_embd_out
+    one_of(request.encoding_format, ("float", "base64"), "encoding_format")
     if len(texts) > most:
         raise beyond("input", f"has {len(texts)} entries", most)
     if not texts:
@@ -145,9 +143,9 @@ def _encoded(vector: list[float], request: EmbeddingRequest) -> Any:
 async def rerank(exchange: Exchange, request: RerankRequest) -> Any:
     """POST /v1/rerank: the documents by their score for the query, best first."""
     given = request.texts if request.documents is None else request.documents
-    if given is None:
+    if not given:
         raise ApiError(
-            400, "documents is missing: give a list of texts", "invalid_value", "documents"
+            400, "documents is missing or empty: give a list of texts", "invalid_value", "documents"
         )
     documents = [_document(one) for one in given]
     async with exchange.model(request.model, needs_base=True) as service:
@@ -203,11 +201,11 @@ def _n_tokens(llm: Llama, query: str, documents: list[str]) -> int:
 
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", generate, ChatRequest),
-    Route("POST", "/chat/completions", generate, ChatRequest),
+    Route("POST", "/v1/chat/completions", Exchange.generate, ChatRequest),
+    Route("POST", "/chat/completions", Exchange.generate, ChatRequest),
     Route("POST", "/v1/chat/completions/input_tokens", count_tokens, ChatRequest),
     Route("POST", "/chat/completions/input_tokens", count_tokens, ChatRequest),
-    Route("POST", "/v1/completions", generate, CompletionRequest),
+    Route("POST", "/v1/completions", Exchange.generate, CompletionRequest),
     Route("POST", "/v1/embeddings", embeddings, EmbeddingRequest),
     Route("POST", "/embeddings", embeddings, EmbeddingRequest),
     Route("POST", "/v1/rerank", rerank, RerankRequest),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
-import ssl
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator
@@ -24,41 +23,13 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import create_app
-from pyllama_spec.server.door import log
 from pyllama_spec.server.exchange import App
 from pyllama_spec.server.model_list import ModelList
+from pyllama_spec.server.service import log
 from pyllama_spec.server.settings import ServerSettings
 
 # Windows has no such signal.
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-
-
-def _has_terminal() -> bool:
-    """Whether the process's terminal still exists."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
-def read_certificate_again(
-    context: ssl.SSLContext, certificate: Path | None, key: Path | None
-) -> None:
-    """Reloads the TLS files for new connections, and logs it.
-
-    If they do not match, the old ones stay.
-    """
-    if certificate is None:
-        return
-    try:
-        # Apart first: what fails halfway would leave a certificate without its key.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-        context.load_cert_chain(certificate, key)
-    except OSError as error:  # of ssl, too
-        log.warning("SIGHUP: the certificate stays as it was: %s", error)
-        return
-    log.info("SIGHUP: the certificate was read again; connections that are open keep the old one")
 
 
 # mallopt()'s name of the limit, in glibc's malloc.h.
@@ -66,6 +37,8 @@ _M_ARENA_MAX, _N_ARENAS = -8, 2
 _MAX_HEADER_BYTES = 64 << 10
 # In addition to the time of running requests: for their last messages to arrive.
 _LAST_WORDS_S = 2
+# Between the first two looks whether a client that sends no more is there.
+_PROBE_S = 0.01
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -100,7 +73,7 @@ def serve(
 ) -> tuple[int, int]:
     """Serves until SIGTERM or Ctrl-C; then refuses new requests and finishes the running ones.
 
-    SIGHUP rereads the keys by settings.read_keys, and the TLS files. Meanwhile the whole process
+    SIGHUP rereads the keys by settings.read_keys. Meanwhile the whole process
     has Python's warnings off, and two arenas of the C heap.
 
     Args:
@@ -195,7 +168,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         super().__init__(_config(app, listening))
         self._app, self._listening, self._on_start = app, listening, on_start
-        self.ended, self._ends_with_terminal = (0, 0), False
+        self.ended = 0, 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket = _bound(listening)
 
@@ -222,9 +195,9 @@ class HttpServer(uvicorn.Server):
         handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]
         handlers = dict.fromkeys(_SIGNALS, self.handle_exit)
         if _HANGUP is not None:
-            is_kept = signal.getsignal(_HANGUP) is signal.SIG_IGN  # as under nohup
-            self._ends_with_terminal = not is_kept and _has_terminal()
-            handlers[_HANGUP] = self._hang_up
+            # Of a closed terminal, or as a service's reload; nohup redirects the input.
+            is_of_terminal = sys.stdin is not None and sys.stdin.isatty()
+            handlers[_HANGUP] = self.handle_exit if is_of_terminal else self._reload
         before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
         try:
             yield
@@ -232,26 +205,14 @@ class HttpServer(uvicorn.Server):
             for one, old in before.items():
                 signal.signal(one, old)
 
-    def _hang_up(self, sig: int, frame: FrameType | None) -> None:
-        """Handles SIGHUP: rereads the files, or stops if the terminal is closed."""
-        if self._ends_with_terminal and not _has_terminal():
-            self.should_exit = True  # first: the log may go to the terminal that is closed
-            log.warning("SIGHUP: the terminal that the server was started in is closed")
-        else:
-            self.read_again()
+    def _reload(self, sig: int, frame: FrameType | None) -> None:
+        self.read_again()
 
     def read_again(self) -> None:
-        """Rereads keys and certificate, from any thread or signal handler, as SIGHUP does."""
+        """Rereads the keys, from any thread or signal handler, as SIGHUP does."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._read_again)
-
-    def _read_again(self) -> None:
-        """Rereads in the loop, where requests read the keys."""
-        self._app.serving.read_keys_again()
-        listening = self._listening
-        if self.config.ssl is not None:
-            read_certificate_again(self.config.ssl, listening.certificate, listening.key)
+                self._loop.call_soon_threadsafe(self._app.serving.read_keys_again)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal: the first stops the server, a second cancels what still runs."""
@@ -278,14 +239,11 @@ class HttpServer(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """HTTP with a timeout for the client's request.
-
-    A body that nobody reads must end within the same time, counted from its answer: its bytes unset
-    uvicorn's timer between two requests.
-    """
+    """HTTP with a timeout for the head of a request, and answers to clients that half-close."""
 
     header_timeout_s = 10.0
     _timer: asyncio.TimerHandle | None = None
+    _is_half_closed = False
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -297,10 +255,30 @@ class _Protocol(H11Protocol):
         super().data_received(data)
         self._look()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: it has left, or waits for its answer, which has not begun."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_started or cycle.more_body or self.config.is_ssl:
+            return False
+        if cycle.scope["http_version"] != "1.1":  # to which no 1xx may be sent
+            return False
+        self._is_half_closed = True
+        self._probe(_PROBE_S)
+        return True
+
+    def _probe(self, wait_s: float) -> None:
+        """Sends what a client that has left refuses, which the next time loses the connection."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._timer = self.loop.call_later(wait_s, self._probe, min(2 * wait_s, 1.0))
+
     def on_response_complete(self) -> None:
-        """An answer was sent, whether or not it read the body."""
+        """An answer was sent."""
         super().on_response_complete()
-        self._look()
+        if self._is_half_closed:
+            self.transport.close()
+        else:
+            self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client disconnected."""
@@ -308,13 +286,10 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        """Runs the timer while the client has to send, and stops it while the server does."""
+        """Runs the timer while the client has to send a head, or a body that nobody reads."""
         theirs, ours = self.conn.their_state, self.conn.our_state
-        if theirs is h11.IDLE:
-            is_awaited = self.timeout_keep_alive_task is None
-        else:
-            is_awaited = theirs is h11.SEND_BODY and ours in (h11.DONE, h11.MUST_CLOSE)
-        if not is_awaited:
+        is_unread = theirs is h11.SEND_BODY and ours in (h11.DONE, h11.MUST_CLOSE)
+        if not is_unread and (theirs is not h11.IDLE or self.timeout_keep_alive_task is not None):
             self._stop_timer()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)

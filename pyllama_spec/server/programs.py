@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,6 @@ from pyllama_spec.server.settings import (
     ServerSettings,
     hosts_for,
     keys_of,
-    notes_of,
     reader_of,
 )
 from pyllama_spec.terminal import dim
@@ -173,7 +174,7 @@ def settings_of(
     )
     key_file, given_keys = values.get("api_key_file"), tuple(values.get("api_keys") or ())
     keys = (*given_keys, *keys_of(key_file))
-    notes, host = notes_of(key_file), listening.host
+    notes, host = list[str](), listening.host
     if host not in LOOPBACK and not keys:
         option = names.get("api_key_file") or names["api_keys"]
         notes.append(f"any client that reaches {host} may use the model: {option} asks for a key")
@@ -208,7 +209,7 @@ class Plan:
         keywords: those of Llama(), or of the first model.
         settings, listening: the server's.
         models: several models, in place of one.
-        adapters: LoRA files with their scales.
+        adapters: LoRA files.
         notes: lines for the user.
         log_level, log_file: of the server's log.
         names: what the user called each option.
@@ -218,7 +219,7 @@ class Plan:
     settings: ServerSettings
     listening: Listening
     models: ModelList | None = None
-    adapters: Sequence[tuple[str, float]] = ()
+    adapters: Sequence[str] = ()
     notes: Sequence[str] = ()
     log_level: int = logging.INFO
     log_file: Path | None = None
@@ -234,37 +235,46 @@ def run(
     """Serves what a command line asks for until a signal ends it; returns the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help", "--usage"} & {*given}:
-        try:
-            print("\n".join(help_lines()), flush=True)  # noqa: T201 - a program's help
-        except BrokenPipeError:  # a reader such as head is gone; Python flushes again at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("\n".join(help_lines()))  # noqa: T201 - a program's help
         return EXIT_OK
     if "--version" in given:
         print(f"pyllama-spec {__version__} (llama.cpp {engine_version()})")  # noqa: T201
         return EXIT_OK
     try:
         meant = plan(given)
-        files = [] if meant.log_file is None else [log_file(meant.log_file)]
+        set_up_log(meant.log_level, is_json=meant.settings.logs_json, file=meant.log_file)
     except PyllamaSpecError as error:
         _say(program, f"error: {error}")
         return EXIT_USAGE
-    form = "%(asctime)s %(message)s"
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), *files]
-    logging.basicConfig(handlers=handlers, level=logging.WARNING, format=form)
-    logging.getLogger("pyllama_spec.server").setLevel(meant.log_level)
-
-    def say(line: str) -> None:
-        """A line of the program itself: on stderr and in the log's file, at any log level."""
-        _say(program, line)
-        for file in files:
-            file.handle(logging.makeLogRecord({"msg": " ".join(line.split())}))
-
     try:
-        _serve(meant, say)
+        _serve(meant, partial(_say, program))
     except PyllamaSpecError as error:
-        say(f"error: {error.rendered(Face(meant.names, pair='{} {}'))}")
+        _say(program, f"error: {error.rendered(Face(meant.names, pair='{} {}'))}")
         return EXIT_FAILURE
     return EXIT_OK
+
+
+class _JsonLines(logging.Formatter):
+    """Each record as a JSON object: the fields of a request, or a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "request", None) or {"message": record.getMessage()}
+        at = datetime.fromtimestamp(record.created, timezone.utc).isoformat()
+        return json.dumps({"time": at, "level": record.levelname, **fields})
+
+
+def set_up_log(level: int, *, is_json: bool, file: Path | None = None) -> None:
+    """Sends the log to stderr, and to a file that is opened anew after logrotate."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    try:
+        handlers += [] if file is None else [WatchedFileHandler(file)]
+    except OSError as error:
+        raise ArgumentError(problem=f"{file} cannot be written: {error.strerror}") from None
+    form = _JsonLines() if is_json else logging.Formatter("%(asctime)s %(message)s")
+    for handler in handlers:
+        handler.setFormatter(form)
+    logging.basicConfig(handlers=handlers, level=logging.WARNING)
+    logging.getLogger("pyllama_spec.server").setLevel(level)
 
 
 def _serve(meant: Plan, say: Callable[[str], None]) -> None:
@@ -283,19 +293,11 @@ def _serve(meant: Plan, say: Callable[[str], None]) -> None:
         return
     with Llama(**meant.keywords) as llm:
         if meant.adapters:
-            llm.set_adapters(meant.adapters)
+            llm.set_adapters([(path, 1.0) for path in meant.adapters])
         served = Path(meant.keywords["model_path"]).name
         with suppress(UnsupportedError):  # a model that only embeds has no draft
             served += f", draft {llm.drafter_name}"
         serve(llm, meant.settings, meant.listening, on_start=listens(served))
-
-
-def log_file(path: Path) -> WatchedFileHandler:
-    """The file of --log-file, opened anew after logrotate."""
-    try:
-        return WatchedFileHandler(path)
-    except OSError as error:
-        raise ArgumentError(problem=f"{path} cannot be written: {error.strerror}") from None
 
 
 def _say(program: str, line: str) -> None:

@@ -36,9 +36,9 @@ _REFUSED = {
     "conversation": _WHOLE_INPUT,
     "store": "no response is stored; leave it out, or set it to false",
     "background": "an answer lasts as long as its connection; leave it out, or stream",
+    "top_logprobs": "/v1/chat/completions has them",
     "prompt": "there are no stored prompts; give their text as `instructions` and `input`",
 }
-_LOGPROBS = "message.output_text.logprobs"
 # The fields that items of the input need, and other objects by their type.
 _ITEMS: Kinds = {
     "message": ("role",), "function_call": ("call_id", "name", "arguments"),
@@ -49,7 +49,6 @@ _TEXTS: Kinds = {
 }  # fmt: skip
 _THOUGHTS: Kinds = {"reasoning_text": ("text",), "summary_text": ("text",), "text": ("text",)}
 _FUNCTION: Kinds = {"function": ("name",)}
-_CHOICES: Kinds = {**_FUNCTION, "allowed_tools": ("mode",)}
 _FORMS: Kinds = {"text": (), "json_object": (), "json_schema": ("schema",)}
 
 
@@ -66,7 +65,6 @@ class ResponsesRequest(DialectRequest, kw_only=True):
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_tool_calls: int | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
-    include: list[str] | None = None
     parallel_tool_calls: bool | None = None
     text: Json | None = None
     reasoning: Json | None = None
@@ -93,10 +91,8 @@ def chat_request(body: ResponsesRequest, thoughts: Thoughts) -> ChatRequest:
         "user": body.user or body.safety_identifier,
         "response_format": _form(body),
         "tools": [_chat_tool(tool) for tool in offered] or None,
-        "tool_choice": _choice(body.tool_choice, has_tools=bool(offered)),
+        "tool_choice": _choice(body.tool_choice),
     }
-    if body.top_logprobs or _LOGPROBS in (body.include or ()):
-        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     effort = (body.reasoning or {}).get("effort")
     if isinstance(effort, str) and thoughts.take_effort:
         chat["reasoning_effort"] = effort
@@ -105,21 +101,12 @@ def chat_request(body: ResponsesRequest, thoughts: Thoughts) -> ChatRequest:
 
 def offered_tools(body: ResponsesRequest) -> list[Json]:
     """The function tools of the request that the model gets."""
-    choice, allowed = body.tool_choice, None
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools = part_of(choice, "tool_choice", _CHOICES).tools or ()
-        allowed = [tool.get("name") for tool in tools if _is_function(tool)]
     offered = []
     for i, given in enumerate(body.tools or ()):
-        if _is_function(given):
-            tool = part_of(given, f"tools[{i}]", _FUNCTION)
-            if allowed is None or tool.name in allowed:
-                offered.append(given)
+        if isinstance(given, dict) and given.get("type") == "function":
+            part_of(given, f"tools[{i}]", _FUNCTION)
+            offered.append(given)
     return offered
-
-
-def _is_function(tool: Any) -> bool:
-    return isinstance(tool, dict) and tool.get("type") == "function"
 
 
 def _chat_tool(tool: Json) -> Json:
@@ -128,15 +115,13 @@ def _chat_tool(tool: Json) -> Json:
     return {"type": "function", "function": function}
 
 
-def _choice(given: str | Json | None, *, has_tools: bool) -> str | Json | None:
+def _choice(given: str | Json | None) -> str | Json | None:
     if given is None or given in ("auto", "none", "required"):
         return given
     if isinstance(given, str):
         raise ArgumentError("tool_choice", given, "one of auto, none, required, or an object")
-    choice = part_of(given, "tool_choice", _CHOICES, remedy="name a function of `tools`")
-    if choice.type == "function":
-        return {"type": "function", "function": {"name": choice.name}}
-    return choice.mode if has_tools else "none"
+    choice = part_of(given, "tool_choice", _FUNCTION, remedy="name a function of `tools`")
+    return {"type": "function", "function": {"name": choice.name}}
 
 
 def _form(body: ResponsesRequest) -> Json | None:
@@ -246,12 +231,10 @@ class ResponseShape(BlockShape):
         self._item["content"][0]["text"] += text
         yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
 
-    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]:
-        part = self._item["content"][0]
-        part["text"] += text
-        part["logprobs"] += logprobs
+    def _text(self, text: str) -> Iterator[Event]:
+        self._item["content"][0]["text"] += text
         kind = "response.output_text.delta"
-        yield self._of_item(kind, content_index=0, delta=text, logprobs=logprobs)
+        yield self._of_item(kind, content_index=0, delta=text, logprobs=[])
 
     def _arguments(self, text: str) -> Iterator[Event]:
         self._item["arguments"] += text
@@ -265,8 +248,7 @@ class ResponseShape(BlockShape):
         if self._open == "thought":
             yield from self._close_part("response.reasoning_text.done")
         elif self._open == "text":
-            logprobs = item["content"][0]["logprobs"]
-            yield from self._close_part("response.output_text.done", logprobs=logprobs)
+            yield from self._close_part("response.output_text.done", logprobs=[])
         else:
             whole = {name: item[name] for name in ("name", "arguments")}
             yield self._of_item("response.function_call_arguments.done", **whole)
@@ -373,7 +355,6 @@ def _copy(value: Any) -> Any:
 
 
 def _to_chat(body: ResponsesRequest, service: Service) -> ChatRequest:
-    service.check_n_messages("input", body.input)
     check_values([body.input, body.tools, body.text])
     return chat_request(body, service.thoughts)
 

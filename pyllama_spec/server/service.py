@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
+import secrets
 import threading
+import traceback
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
+from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pyllama_spec._version import __version__
+from pyllama_spec.constraints import left_out_of
 from pyllama_spec.engine import engine_version
-from pyllama_spec.engine.checks import count, meant
 from pyllama_spec.errors import (
     CancelledError,
     EngineError,
@@ -29,11 +33,10 @@ from pyllama_spec.errors import (
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response
 from pyllama_spec.options import options_of
-from pyllama_spec.requests.options import MAX_CHOICES, RequestOptions
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.stream import Stream
 from pyllama_spec.schema.grammar import literal
 from pyllama_spec.server.api_errors import ApiError, openai_error
-from pyllama_spec.server.door import RequestInfo, log
 from pyllama_spec.server.metrics import ModelMetrics
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import (
@@ -45,15 +48,12 @@ from pyllama_spec.server.shapes import (
     Speculation,
 )
 
-_T = TypeVar("_T")
+log = logging.getLogger("pyllama_spec.server")
+_REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 # A request for a text, in the form that all dialects are parsed to.
 Asked = ChatRequest | CompletionRequest
 # An event of a stream: its name, if it has one, and its data.
 Event = tuple[str | None, Any]
-# Of OpenAI's API.
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# Characters of an unknown role that are compared with these.
-_MAX_ROLE = 64
 # In lists and objects of one request: 2,048 messages with many parts each have fewer.
 _MAX_VALUES = 100_000
 # The options by their names in a body.
@@ -70,14 +70,39 @@ _NO_CONSTRAINTS = (
 # Fields of other servers that limit or change a text, and the values that change nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "lora": (None, []), "dynatemp_range": (None, 0), "t_max_predict_ms": (None, 0, -1),
-    "allowed_token_ids": (None, []), "use_beam_search": (None, False),
+    "allowed_token_ids": (None, []), "use_beam_search": (None, False), "best_of": (None, 1),
 }  # fmt: skip
 # Fields that are translated below, or are not for the library.
 _APART = frozenset((
-    "model", "messages", "prompt", "best_of", "stream", "stream_options", "speculation",
+    "model", "messages", "prompt", "stream", "stream_options", "speculation",
     "prediction", "json_schema", "logit_bias", "structured_outputs", *_GUIDED.values(),
     *_UNSUPPORTED,
 ))  # fmt: skip
+
+
+class RequestInfo:
+    """An HTTP request beside its body.
+
+    Attributes:
+        id: the client's, where it is a short word; else the server's own.
+        caller: the owner of the request's key; "" where none is needed.
+        note: figures for the request's line of the log: counts, never text.
+        arrived_at: when it arrived, by monotonic().
+    """
+
+    def __init__(self, client_id: str = "") -> None:
+        self.id = client_id if _REQUEST_ID.fullmatch(client_id) else secrets.token_hex(8)
+        self.caller, self.arrived_at = "", monotonic()
+        self.note: dict[str, Any] = {}
+
+
+def note_failure(error: BaseException) -> None:
+    """Logs an unexpected exception by type and place; its message may hold a client's text."""
+    if isinstance(error, (ApiError, PyllamaSpecError)):
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[::-1])
+    log.error("%s in %s", type(error).__name__, places)
 
 
 class Thoughts(NamedTuple):
@@ -120,11 +145,7 @@ class Shape:
 
 
 class Service:
-    """The service of one model: the model, its limits, and its running requests.
-
-    `has_leaked`: the engine does not free the context of the model that failed, as its state is
-    unknown.
-    """
+    """The service of one model: the model, its limits, and its running requests."""
 
     def __init__(
         self, llm: Llama, settings: ServerSettings, name: str, metrics: ModelMetrics
@@ -133,8 +154,7 @@ class Service:
         # OpenAI's field: the settings that an answer with a seed depends on besides it.
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
-        self.is_usable, self.has_leaked = True, False
-        self._noted, self._counted = set[str](), (0, 0)
+        self.is_usable = True
         self._one_beside, self._n_beside = asyncio.Semaphore(1), 0
 
     @property
@@ -162,66 +182,30 @@ class Service:
 
     def answer(self, asked: Asked, info: RequestInfo) -> Answer:
         """Prepares the answer to a chat, or the completion of a text or of each of several."""
-        keywords, note = self.keywords(asked, info), cut_note(asked, self.settings)
+        keywords = self.keywords(asked, info)
         if isinstance(asked, ChatRequest):
-            self._check_n_texts(1, keywords)
             create = self.llm.acreate_chat_completion
-            return Answer(self, create, asked.messages, keywords, info, note)
+            return Answer(self, create, asked.messages, keywords, info)
         most, prompt = self.settings.max_inputs, asked.prompt
         is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
         if is_list and len(prompt) > most:
             raise beyond("prompt", f"has {len(prompt)} entries", most)
-        self._check_n_texts(len(prompt) if is_list else 1, keywords)
-        if asked.best_of is not None and asked.best_of != (asked.n or 1):
-            raise ApiError(
-                400, f"best_of={asked.best_of} differs from n={asked.n or 1}: this server "
-                "returns every answer; omit best_of", "unsupported", "best_of",
-            )  # fmt: skip
-        return Answer(self, self.llm.acreate_completion, prompt, keywords, info, note)
-
-    def _check_n_texts(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
-        """Refuses a request that does not fit even an empty queue, so a retry is useless."""
-        waiting, at_once, n = self.llm.max_waiting, self.llm.n_parallel, keywords.get("n", 1)
-        if waiting is not None and n_prompts * n > at_once + waiting:
-            raise ApiError(
-                400, f"{n_prompts * n} texts are asked for; this server computes {at_once} at "
-                f"once, and {waiting} may wait: ask for them in several requests", "beyond_bound",
-                "prompt" if n_prompts > 1 else "n", option="max_waiting",
-            )  # fmt: skip
-        most = MAX_CHOICES if waiting is None else min(MAX_CHOICES, at_once + waiting)
-        count(n, "n", 1, most)
+        return Answer(self, self.llm.acreate_completion, prompt, keywords, info)
 
     def keywords(self, asked: Asked, info: RequestInfo) -> dict[str, Any]:
         """The keywords of a call within the limits."""
         if isinstance(asked, ChatRequest):
-            self.check_n_messages("messages", asked.messages)
-            self._check_roles(asked.messages)
+            self._name_system(asked.messages)
         return keywords_of(asked, self.settings, self.name, info.caller)
 
-    def check_n_messages(self, field: str, messages: object) -> None:
-        """Limits the number of messages before anything reads them; ignores other values."""
-        most = self.settings.max_messages
-        if isinstance(messages, list) and len(messages) > most:
-            raise beyond(field, f"has {len(messages)} entries", most)
-
-    def _check_roles(self, messages: Sequence[Json]) -> None:
-        """Refuses a misspelt role, which the template does not name; a developer is the system.
-
-        A template may write a role without naming it, so any other passes.
-        """
-        if self.llm.chat_handler is not None:
-            return
-        source = self.llm.template.source
-        for i, message in enumerate(messages):
-            role = message.get("role")
-            if not isinstance(role, str) or role in _ROLES:
-                if role == "developer" and not re.search("['\"]developer", source):
-                    message["role"] = "system"
-            elif meant(role[:_MAX_ROLE].lower(), _ROLES) and role not in source:
-                raise ApiError(
-                    400, f"messages[{i}].role is {role!r:.60}; expected {', '.join(_ROLES)}, or a "
-                    "role that the chat template names", "invalid_value", f"messages[{i}].role",
-                )  # fmt: skip
+    def _name_system(self, messages: Sequence[Json]) -> None:
+        """Makes a developer the system where the template names none: most leave him out."""
+        for message in messages:
+            if message.get("role") == "developer" and (
+                self.llm.chat_handler is None
+                and not re.search("['\"]developer", self.llm.template.source)
+            ):
+                message["role"] = "system"
 
     def unstarted(self, request: ChatRequest, info: RequestInfo) -> Stream[Response]:
         """A handle that is never started, for the chat's prompt; takes milliseconds."""
@@ -265,35 +249,17 @@ class Service:
         """The number of queued requests."""
         return sum(one.stage in ("new", "queued") for one in self.answers)
 
-    def note_decodes(self) -> None:
-        """Adds the decodes since the last call to the metrics."""
-        if not self.is_usable:  # another model may be open in its place
-            return
-        try:
-            counts = self.llm.decode_counts
-        except UnsupportedError:  # a model for vectors alone
-            return
-        (n, n_sequences), seen = self._counted, (counts.n_decodes, counts.n_sequences)
-        self.metrics.note_decodes(seen[0] - n, seen[1] - n_sequences, counts.max_tokens)
-        self._counted = seen
-
     def note_error(self, error: BaseException) -> None:
         """Checks whether the model still works after a request's error."""
         if not isinstance(error, (EngineError, OutOfMemoryError, RemoteError)):
             return
         if self.is_usable and not self.llm.is_usable:
-            self.is_usable, self.has_leaked = False, not isinstance(error, RemoteError)
+            self.is_usable = False
         if not self.is_usable and isinstance(error, EngineError):
             raise ApiError(
                 503, "the model failed, and the server reopens it: try again later",
                 "model_failed",
             ) from error  # fmt: skip
-
-    def log_once(self, note: str) -> None:
-        """Logs each of the library's remarks once; they contain no client's text."""
-        if note not in self._noted:
-            self._noted.add(note)
-            log.warning("%s", note)
 
 
 class Answer:
@@ -306,10 +272,9 @@ class Answer:
         prompt: Any,
         keywords: dict[str, Any],
         info: RequestInfo,
-        cut_note: str | None,
     ) -> None:
         self._service, self._create, self._prompt = service, create, prompt
-        self._keywords, self._info, self._cut_note = keywords, info, cut_note
+        self._keywords, self._info, self._note = keywords, info, ""
         self._handle: Stream[Response] | None = None
         self._is_counted = False
 
@@ -336,6 +301,7 @@ class Answer:
         try:
             handle = await self._create(self._prompt, stream=stream, **self._keywords)
             self._handle = handle
+            self._note = _loosening(self._keywords.get("response_format"))
             if (shown := shape.shown_id(handle.id)) is not None:
                 note["answer"] = shown
             async with handle:
@@ -343,13 +309,13 @@ class Answer:
             service.metrics.note_seconds(monotonic() - begin)
         except BaseException as error:
             if self._handle is not None and not self._is_counted:
-                # A client gets an Exception, which is counted as an error then.
-                self._count_cut(self._handle, has_left=not isinstance(error, Exception))
+                self._note_cut(self._handle)
+                if not isinstance(error, Exception):  # which the client gets, and is counted then
+                    service.metrics.note_left()
             service.note_error(error)
             raise
         finally:
             service.answers.discard(self)
-            service.note_decodes()
 
     async def whole(self, shape: Shape) -> Any:
         """The whole answer. Cancelling the waiting task cancels the request."""
@@ -389,12 +355,11 @@ class Answer:
     def _completed(self, response: Response) -> Response:
         """Adds the fields of an answer or chunk that clients of other servers expect."""
         whole: Response = {**response, "system_fingerprint": self._service.fingerprint}
-        notes = [response["note"]] if response.get("note") else []
-        if self._cut_note and any(c["finish_reason"] == "length" for c in response["choices"]):
-            notes.append(self._cut_note)
-        for note in notes:
-            self._service.log_once(note)
-            whole["note"] = "; ".join(notes)
+        for one in response["choices"]:
+            if "role" in one.get("delta", ()):  # as in the APIs of OpenAI and llama-server
+                one["delta"].setdefault("content", None)
+        if note := "; ".join(filter(None, (response.get("note"), self._note))):
+            whole["note"] = note
         usage = response.get("usage")
         timing, speculation = response.get("timing"), response.get("speculation")
         if timing:
@@ -420,16 +385,19 @@ class Answer:
         )  # fmt: skip
         self._service.metrics.note_end(parts, usage)
 
-    def _count_cut(self, handle: Stream[Response], *, has_left: bool) -> None:
-        """Counts a request that has not ended, with what was computed of it."""
+    def _note_cut(self, handle: Stream[Response]) -> None:
+        """Notes what was computed of a request that has not ended."""
         # The first of the n answers to a prompt reads it.
         prompts = handle.statuses[:: self._keywords.get("n") or 1]
-        self._service.metrics.note_cut(
-            sum(one.n_read for one in prompts), sum(one.n_cached for one in prompts),
-            handle.n_generated, handle.speculations, has_left=has_left,
-        )  # fmt: skip
         n_prompt = sum(one.n_prompt for one in prompts)
         self._info.note.update(prompt_tokens=n_prompt, completion_tokens=handle.n_generated)
+
+
+def _loosening(response_format: Any) -> str:
+    """What an answer's schema has lost, once it is compiled; "" for nothing."""
+    inner = (response_format or {}).get("json_schema", response_format)
+    is_loose = isinstance(inner, dict) and inner.get("strict") is False
+    return left_out_of(inner["schema"]) if is_loose and inner.get("schema") else ""
 
 
 def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:
@@ -520,7 +488,7 @@ def keywords_of(
 
 def _check_supported(fields: Mapping[str, Any]) -> None:
     for field, neutral in _UNSUPPORTED.items():
-        if fields[field] not in neutral:
+        if fields.get(field) not in neutral:
             raise ApiError(
                 400, f"{field} has no effect on this server: leave it out", "unsupported", field
             )  # fmt: skip
@@ -570,16 +538,6 @@ def _guided(field: str, name: str, value: Any) -> Json | None:
 
 def _wrong(field: str, why: str) -> ApiError:
     return ApiError(400, why, "invalid_value", field)
-
-
-def cut_note(request: Sampling, settings: ServerSettings) -> str | None:
-    """The answer's note when its request wants more tokens than the server allows."""
-    asked = getattr(request, "max_completion_tokens", None)
-    asked = request.max_tokens if asked is None else asked
-    most = settings.max_tokens
-    if most is None or asked is None or asked <= most:
-        return None
-    return f"the server gives at most {most} tokens: a larger max_tokens had no effect"
 
 
 def check_values(body: object) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ServerSettings:
     """The limits, keys and defaults of a server.
 
-    Attributes:
+    Attributes: those without an option of the command line, which has its help.
         alias: the model's name in answers to requests without a name for it; None for the file's.
         aliases: further names of the model in the list of models.
         api_keys: the keys, one of which every request needs; none for a server without keys. "KEY #
@@ -33,28 +31,15 @@ class ServerSettings:
         read_keys: rereads the keys at SIGHUP; None if they never change.
         allowed_hosts: allowed names in the Host header; () for any. This refuses foreign pages
             whose domain resolves to this machine.
-        cors_origins: origins whose pages may send requests; "*" for all.
         defaults: request options for requests without them, by RequestOptions' names.
         chat_defaults: the same for chats alone, by the names of create_chat_completion().
         is_greedy_below_0: whether a temperature below 0 is greedy; otherwise as in Llama.
         max_body_bytes: the most bytes of a request's body.
-        max_messages: the most messages of a chat.
         max_inputs: the most texts in one request for embeddings, documents in one to rank, and
             prompts in one completion.
-        max_tokens: the most tokens of an answer; None for the context's length.
-        max_time_s: the most seconds of a request, waiting included; None for no bound.
         body_timeout_s: seconds for a body to arrive.
-        send_timeout_s: seconds for a client to take one event of a stream; after that it counts as
-            gone.
         ping_s: seconds of silence after which a stream sends a comment.
         retry_after_s: the Retry-After of every 429 and 503.
-        stop_timeout_s: seconds for running requests to finish when the server stops.
-        has_slots: whether /slots reports what is computed now.
-        has_metrics: whether /metrics reports figures.
-        has_page: whether there is a page at /.
-        logs_clients: whether the log contains the addresses of clients.
-        logs_checks: whether the log has a line for each answer of /health, /ready and /metrics;
-            otherwise only for errors.
         flags: the serving program's names for keywords of Llama() and for these attributes; for a
             refused request, the log names the one that would allow it; "" for none.
 
@@ -74,14 +59,14 @@ class ServerSettings:
         is_repeated=True,
         read=str,
         group="address",
-        help="an origin whose pages may call; may be repeated [none]",
+        help="an origin whose pages may call, * for all, localhost for this machine's; may be "
+        "repeated [none]",
     )
     defaults: Mapping[str, Any] = field(default_factory=dict)
     chat_defaults: Mapping[str, Any] = field(default_factory=dict)
     is_greedy_below_0: bool = False
     # fmt: off
     max_body_bytes: int = option(8 << 20, low=1)
-    max_messages: int = option(2048, low=1)
     max_inputs: int = option(2048, low=1)
     max_tokens: int | None = option(
         None, low=1, cli="--max-tokens", metavar="N", group="bounds",
@@ -127,6 +112,10 @@ class ServerSettings:
     logs_clients: bool = option(
         False, cli="--log-clients", group="answers",
         help="log the clients' addresses, or those that a proxy on this machine forwards",
+    )
+    logs_json: bool = option(
+        False, cli="--log-json", group="answers", help="write each line of the log as JSON",
+        server="--log-jsonl", server_off="--no-log-jsonl",
     )
     # fmt: on
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -191,12 +180,3 @@ def reader_of(
         return (*others, *keys_of(path))
 
     return read
-
-
-def notes_of(path: str | os.PathLike[str] | None) -> list[str]:
-    """Remarks on a key file for the user, one per line."""
-    with suppress(OSError):
-        if path is not None and os.name == "posix" and Path(path).stat().st_mode & stat.S_IROTH:
-            shown = os.fspath(path)
-            return [f"every user of this machine may read the keys: chmod 600 {shown}"]
-    return []

@@ -159,7 +159,7 @@ class EmbeddingRequest(Struct, kw_only=True):
 
     input: Prompt
     model: Name | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: str = "float"
     dimensions: int | None = None
     user: str | None = None
 

@@ -79,7 +79,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
 
 
 def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseReport:
-    """Trains a draft further on its owner's requests, mostly where the draft was wrong.
+    """Trains a draft further on its owner's requests.
 
     The draft is config.init, or else the file at config.out, of the configuration's kind; without a
     file, an MTP head is the target's own. The new draft is written to config.out if it is better on

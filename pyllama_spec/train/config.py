@@ -6,15 +6,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pyllama_spec.engine.checks import checked, count, listed
+from pyllama_spec.engine.checks import checked
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 from pyllama_spec.options import option, options_of, with_default
 
 # The likeliest next tokens to keep of each distribution of the target.
 N_TOP = 32
-# More than any model has.
-_MAX_LAYERS = 4096
 # The most slots of a block: no draft of ours is accepted that far, and the engine unrolls the chain
 # of a Markov head in the graph.
 _MAX_BLOCK = 32
@@ -87,8 +85,6 @@ class UseConfig:
             them.
         held_out: the share of conversations not learned from: half of them choose the best weights,
             the other half judges the result.
-        right_share: the share to learn from of the drafts that were right when the text was made.
-            All of them if the store does not record where the draft was wrong.
         max_loss: the share of tokens per round on other text that may be lost.
     """
 
@@ -96,7 +92,6 @@ class UseConfig:
     n_tokens: int = option(40_000, low=1)
     n_other_tokens: int = option(2_000, low=0)
     held_out: float = option(0.2, low=0, high=1)
-    right_share: float = option(0.5, low=0, high=1)
     max_loss: float = option(0.1, low=0, high=1)
 
     def __post_init__(self) -> None:
@@ -131,8 +126,6 @@ class HeadSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        for layer in listed(self.target_layers or (), "target_layers", _MAX_LAYERS):
-            count(layer, "target_layers", 0)
         if self.target_layers is not None and not self.target_layers:
             raise ArgumentError("target_layers", (), "at least one layer input")
 

@@ -92,7 +92,7 @@ def keep_old(path: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, option: str) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Locks a file within the block; the system unlocks it when the process dies."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,6 +103,6 @@ def locked(path: Path, option: str) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise TrainError(
-                    f"another process is training in {path}; wait for it, or give another {option}"
+                    f"another process is training in {path.parent}; wait for it"
                 ) from None
         yield

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Locator, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 WIDE, NARROW = (1280, 800), (390, 844)
+_KEEP_COPIED = "navigator.clipboard.writeText = async (text) => { globalThis.copied = text; };"
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # What the page itself provokes, and a browser writes down all the same.
 _HARMLESS = ("Failed to load resource: the server responded with a status of 4",)
@@ -42,6 +43,7 @@ class ChatPage:
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("console", self._note)
         page.on("dialog", self._refuse)
+        page.add_init_script(_KEEP_COPIED)
         page.goto(f"{url}/")
         self.message = page.get_by_role("textbox", name="Message", exact=True)
         self.send = page.get_by_role("button", name="Send", exact=True)
@@ -100,8 +102,13 @@ class ChatPage:
         return self.text()
 
     def text(self, which: int = -1) -> str:
-        """The text of an answer, by its place in the page."""
-        return text_of(self.answers.nth(which).locator(":scope > .text"))
+        """The text of an answer as its button copies it, by the answer's place in the page."""
+        copy = self.answers.nth(which).locator(".actions .copy")
+        if copy.is_hidden():
+            return ""
+        # Without the mouse, which would take the focus.
+        copy.evaluate("(button) => button.click()")
+        return str(self.page.evaluate("copied"))
 
     def tokens(self, which: int = -1) -> list[tuple[str, str]]:
         """The tokens of an answer with their sources, by their classes."""
@@ -116,8 +123,3 @@ class ChatPage:
         """The bodies of the chats that were asked of the server."""
         chats = [one for one in self.requests if one.url.endswith("/v1/chat/completions")]
         return [one.post_data_json for one in chats]
-
-
-def text_of(place: Locator) -> str:
-    """All of the text in a place, as it stands there: innerText would trim it."""
-    return place.text_content() or ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.chat_page import NARROW, WIDE
@@ -20,14 +22,15 @@ def test_an_answer_is_that_of_the_server_and_its_tokens_have_sources(
     open_page: Open, server: Server
 ) -> None:
     page = open_page()
-    page.set(max_tokens="48")
-    assert page.answered(COUNT) == server.text(COUNT, max_tokens=48)
+    page.set(max_tokens="32")
+    assert page.answered(LONG) == server.text(LONG, max_tokens=32)
     tokens = page.tokens()
+    # In one paragraph all signs are shown.
     assert "".join(text for text, _ in tokens) == page.text()
     sources = {source for _, source in tokens}
     assert "target" in sources and sources & {"model", "copy"} and "other" not in sources
     # The figures are those of the answer, and a screen reader is told them.
-    told = server.chat(COUNT, max_tokens=48)
+    told = server.chat(LONG, max_tokens=32)
     n_tokens = told["usage"]["completion_tokens"]
     figures = page.answers.first.locator(".figures").inner_text()
     assert figures.startswith(
@@ -184,6 +187,72 @@ def test_a_server_without_sources_gives_text_and_thoughts(open_page: Open) -> No
     thought = answer.locator(".thought")
     thought.locator("summary").click()
     expect(thought.locator("p")).to_have_text("so <b>it</b> is")
+
+
+MARKDOWN = """Here **is** it:
+
+- `one`
+- [two](https://example.org/x)
+
+```python
+def f(a_long_name):
+    return "<b>" * 100, "a line that is longer than a telephone is wide"
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_markdown_is_shown_as_such_in_the_colours_of_its_drafters(
+    open_page: Open, size: tuple[int, int]
+) -> None:
+    page = open_page(size=size)
+    pieces = re.findall(r"\w+|\W", MARKDOWN)
+    sources = [{"text": one, "source": "copy" if one == "one" else "target"} for one in pieces]
+    body = streamed({"delta": {"content": MARKDOWN}, "token_sources": sources})
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    assert page.answered("one") == MARKDOWN
+    shown = page.answers.first.locator(":scope > .text")
+    expect(shown.locator("strong")).to_have_text("is")
+    expect(shown.locator("li")).to_have_text(["one", "two"])
+    expect(shown.locator("li code .token")).to_have_class("token by-copy")
+    expect(shown.get_by_role("link")).to_have_attribute("href", "https://example.org/x")
+    expect(shown.locator("td")).to_have_text(["1", "2"])
+    code = shown.locator("pre code")
+    font = code.evaluate("(one) => getComputedStyle(one).fontFamily")
+    assert font == "ui-monospace, monospace"
+    shown.locator(".code").get_by_role("button", name="Copy").click()
+    lines = MARKDOWN.partition("```python\n")[2].partition("```")[0]
+    assert page.page.evaluate("copied") == lines == code.text_content()
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    # A page of another machine has no clipboard without TLS, and copies all the same.
+    page.page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(0); }")
+    copy = page.answers.first.locator(".actions .copy")
+    expect(copy).to_have_text("Copy the answer")
+    copy.click()
+    expect(copy).to_have_text("Copied")
+    page.message.fill("")
+    page.message.press("Control+v")
+    expect(page.message).to_have_value(MARKDOWN)
+
+
+def test_send_and_stop_are_side_by_side_on_a_telephone(open_page: Open) -> None:
+    for width in (NARROW[0], 320):
+        page = open_page(size=(width, 700))
+        page.set(max_tokens="1900")
+        page.ask(LONG)
+        page.wait_for_tokens(1)
+        send, stop = page.send.bounding_box(), page.stop.bounding_box()
+        assert send and stop
+        assert abs(send["y"] - stop["y"]) < 1 and send["x"] + send["width"] <= width
+        page.stop.click()
+        page.wait_for_end(timeout_s=30)
 
 
 def test_one_of_several_models_answers_and_is_loaded_for_it(

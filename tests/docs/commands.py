@@ -17,9 +17,10 @@ from pyllama_spec.server import llama_server
 from tests.docs.blocks import ROOT
 
 # Of the system, or of others.
-_FOREIGN = frozenset(
-    ("git", "cd", "echo", "ln", "mkdir", "llama-server", "bash", "python3", "export")
-)
+_FOREIGN = frozenset((
+    ".", "git", "cd", "curl", "docker", "echo", "hf", "ln", "mkdir", "llama-server", "bash",
+    "python3", "export",
+))  # fmt: skip
 _PLANS: dict[str, Callable[[list[str], dict[str, str]], object]] = {
     "pyllama_spec.llama_cpp.server": llama_cpp_server.plan,
     "pyllama_spec.server.llama_server": llama_server.plan,
@@ -136,7 +137,8 @@ def _python(words: list[str]) -> str | None:
             (p for p in (base.with_suffix(".py"), base / "__main__.py") if p.is_file()), None
         )
     else:
-        source, rest = ROOT / words[0], words[1:]
+        # Newcomers stand beside their clone.
+        source, rest = ROOT / words[0].removeprefix("pyllama_spec/"), words[1:]
     if source is None or not source.is_file():
         return f"there is no {words}"
     return _options_in_source(source, rest)

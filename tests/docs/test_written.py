@@ -11,7 +11,7 @@ from tools.comparison.calls import CALLS
 from tools.docs import beside, charts, command_line, results
 from tools.docs.site_hooks import made
 
-PICTURES = charts.pictures(results.files())
+PICTURES = charts.pictures(results.shown())
 
 
 def test_the_command_line_is_that_of_the_parsers() -> None:
@@ -43,13 +43,14 @@ def test_the_other_pages_can_be_made() -> None:
     assert set(beside.data()["calls"]) <= {code for _, code, _ in CALLS}
 
 
-def test_the_pictures_show_each_run_and_no_other() -> None:
-    runs = [run for _, run in results.load()]
+def test_the_picture_has_a_bar_for_all_prompts_and_for_some_categories() -> None:
+    run = results.shown()
     for text in PICTURES.values():
-        bars = [one for one in ET.fromstring(text).iter() if one.tag.endswith("path")]
-        assert len(bars) == len(runs)
-        for run in runs:
-            assert f">{charts.speed(run, run['summary']):.2f}</text>" in text
+        said = [one.text or "" for one in ET.fromstring(text).iter() if one.tag.endswith("text")]
+        assert f"{charts.speed(run['summary']):.2f}" in said
+        named = [name for name in run["categories"] if name in said]
+        assert len(named) == 4
+        assert {f"{charts.speed(run['categories'][name]):.2f}" for name in named} <= set(said)
 
 
 def test_each_measured_figure_says_when_and_how() -> None:
@@ -61,16 +62,3 @@ def test_each_measured_figure_says_when_and_how() -> None:
         assert re.search(r"20\d\d-\d\d-\d\d, [0-9a-f]{7,8}:\* \S", line), line
         for command in re.findall(r"`((?:python|make|pyllama-spec) [^`]+)`", line):
             assert fault(next(lines_of(command))) is None, command
-
-
-def test_a_busy_machine_is_measured_by_the_processor() -> None:
-    figures = {"speedup": 1.1, "cpu_speedup": 1.3}
-
-    def run(cpu_s: float, n_threads: int, summary: dict[str, float]) -> charts.Result:
-        plain = {"prompt_s": 1.0, "decode_s": 3.0, "cpu_s": cpu_s}
-        settings = {"n_threads": n_threads}
-        return {"time": {"plain": plain}, "settings": settings, "summary": summary}
-
-    assert charts.speed(run(3.9, 1, figures), figures) == 1.1
-    assert charts.speed(run(2.0, 1, figures), figures) == 1.3
-    assert charts.speed(run(3.9, 2, figures), figures) == 1.3

@@ -41,11 +41,13 @@ def run(name: str, *words: str | Path) -> str:
     "path", sorted((ROOT / "examples").glob("[a-z]*.py")), ids=lambda p: p.stem
 )
 def test_an_example_without_arguments_says_what_it_takes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(path)])
-    with pytest.raises(SystemExit, match=f"python examples/{path.name} "):
+    with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(path), run_name="__main__")
+    said = f"{stop.value.code}{capsys.readouterr().err}"
+    assert re.search(rf"python examples/{path.name} |usage: {path.name} ", said)
 
 
 def test_loop_by_hand_gives_the_plain_text(smollm2_bf16: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyllama_spec import ArgumentError
 from pyllama_spec.server import ServerSettings, create_app
 from pyllama_spec.server.app import ROUTES
-from pyllama_spec.server.door import Keys
+from pyllama_spec.server.models import Keys
 from pyllama_spec.server.process import HttpServer, Listening
 from pyllama_spec.server.settings import KEY_VARIABLE, keys_of
 from tests.faces.tools import open_tiny
@@ -128,6 +128,15 @@ def test_pages_that_are_let_in() -> None:
             assert response.getheader("access-control-allow-origin") == page
             connection.close()
         assert client.ask("POST", TEXT, body, {"Origin": "https://app.example.evil"})[0] == 403
+
+
+def test_pages_of_this_machine_are_let_in_by_one_name() -> None:
+    with served(open_tiny(), cors_origins=("localhost",)) as client:
+        for origin, status in (
+            ("http://localhost:3000", 200), ("http://[::1]", 200), ("http://127.0.0.1:1", 200),
+            ("http://localhost.evil.com", 403), ("http://notlocalhost", 403),
+        ):  # fmt: skip
+            assert client.get("/v1/models", Origin=origin)[0] == status, origin
 
 
 def test_no_text_and_no_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:

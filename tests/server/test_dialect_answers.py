@@ -182,19 +182,6 @@ def test_a_length_that_was_reached_is_an_incomplete_response() -> None:
     assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 8
 
 
-def test_thoughts_that_are_not_wanted_have_no_text() -> None:
-    answer = _ended(thought="hm")
-    whole = MessageShape(shows_thoughts=False).whole(_whole(answer))
-    assert whole["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
-    events = MessageShape(shows_thoughts=False)
-    made = [data for chunk in _chunks(answer) for _, data in events.of(chunk)]
-    made += [data for _, data in events.end()]
-    assert not [data for data in made if "hm" in json.dumps(data)]
-    assert [data["content_block"]["type"] for data in made if "content_block" in data] == [
-        "thinking", "text",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 413, 429, 500, 503, 504])
 def test_an_error_has_the_form_of_the_dialect(status: int) -> None:
     error = ApiError(status, "why")

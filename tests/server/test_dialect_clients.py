@@ -113,16 +113,6 @@ def test_a_call_and_its_result(server: Served, stream: bool) -> None:
     assert response.output_text == "It rains."
 
 
-def test_logprobs_of_a_response(server: Served) -> None:
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    whole = _response(server, "It rains.", stream=False, **asked)
-    streamed = _response(server, "It rains.", stream=True, **asked)
-    for response in (whole, streamed):
-        entries = response.output[-1].content[0].logprobs
-        assert "".join(entry.token for entry in entries).startswith("It rains.")
-        assert all(len(entry.top_logprobs) == 2 for entry in entries)
-
-
 def test_tokens_are_counted_as_they_are_read(server: Served) -> None:
     client = _claude(server)
     kinds: list[Json] = [{}, {"tools": [_TOOL]}, {"system": "Be brief."}]

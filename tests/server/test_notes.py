@@ -1,8 +1,7 @@
-"""A note about tools that a template ignores comes with the answer, and once in the log."""
+"""Notes in answers: of tools that a template ignores, and of what a schema loses."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -20,8 +19,7 @@ DEAF = "{# tools #}" + CHATML_TEMPLATE
 
 
 @pytest.mark.filterwarnings("ignore:the chat template knows no tools")
-def test_the_answer_has_a_note(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "pyllama_spec.server")
+def test_the_answer_has_a_note() -> None:
     path, chat = "/v1/chat/completions", {**ASKED, "tools": [TOOL]}
     with served(open_tiny(chat_template=DEAF)) as client:
         whole = client.right(path, chat)
@@ -34,4 +32,11 @@ def test_the_answer_has_a_note(caplog: pytest.LogCaptureFixture) -> None:
         for answer in (whole, last, message, response):
             assert answer["note"].startswith(SAID)
         assert not behind["choices"]
-    assert [record.message for record in caplog.records].count(whole["note"]) == 1
+
+
+def test_what_a_loose_schema_leaves_out_is_noted() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "strict": False, "schema": schema}}
+    with served(open_tiny()) as client:
+        loose = client.right("/v1/chat/completions", {**ASKED, "response_format": form})
+    assert "uniqueItems" in loose["note"]

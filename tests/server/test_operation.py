@@ -6,29 +6,22 @@ import json
 import logging
 import os
 import pty
-import queue
 import re
 import signal
-import socket
-import ssl
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec.server import create_app
-from pyllama_spec.server.door import Keys
-from pyllama_spec.server.process import HttpServer, Listening
-from pyllama_spec.server.settings import hosts_for, key_and_name, keys_of, notes_of
+from pyllama_spec.server.models import Keys
+from pyllama_spec.server.settings import hosts_for, key_and_name, keys_of
 from tests.faces.tools import open_tiny
 from tests.models import model_path
-from tests.server.test_access import certificate
 from tests.server.world import (
     ENDLESS,
     PATIENCE_S,
@@ -103,77 +96,21 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert "key=second" in caplog.text
 
 
-@pytest.mark.parametrize("mode, is_open", [(0o644, True), (0o604, True), (0o640, False),
-                                           (0o600, False)])  # fmt: skip
-def test_a_file_of_keys_that_all_may_read(mode: int, is_open: bool, tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text("a\n")
-    path.chmod(mode)
-    assert len(notes_of(path)) == is_open
-    assert notes_of(None) == []
-
-
-# ---- the certificate
-
-
-def test_a_certificate_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cert, key = certificate(tmp_path)
-    (tmp_path / "more").mkdir()
-    other_cert, other_key = certificate(tmp_path / "more")
-    with open_tiny() as llm, caplog.at_level(logging.INFO, "pyllama_spec.server"):
-        urls: queue.Queue[str] = queue.Queue()
-        listening = Listening(port=0, certificate=cert, key=key)
-        server = HttpServer(create_app(llm), listening, urls.put)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        port = int(urls.get(timeout=PATIENCE_S).rpartition(":")[2])
-
-        def shown() -> str:
-            return ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE_S)
-
-        first = cert.read_text()
-        assert shown() == first
-        context = ssl.create_default_context(cafile=str(cert))
-        connection = HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
-        connection.request("POST", TEXT, json.dumps(ASKED))
-        assert connection.getresponse().status == 200
-        connection.close()
-        cert.write_bytes(other_cert.read_bytes())  # half of a change: its key is the old one
-        server.read_again()
-        until(lambda: any("certificate stays" in one for one in caplog.messages))
-        assert shown() == first
-        key.write_bytes(other_key.read_bytes())
-        server.read_again()
-        until(lambda: any("certificate was read again" in one for one in caplog.messages))
-        assert shown() == other_cert.read_text() != first
-        server.stop()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
-
-
 # ---- SIGHUP itself; tests/server/test_programs.py sends it to each program
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_kept", [False, True], ids=["terminal", "nohup"])
-def test_a_server_ends_with_its_terminal_unless_it_was_told_not_to(is_kept: bool) -> None:
+def test_a_server_ends_with_its_terminal() -> None:
     words = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", str(model_path("llama")),
              "--port", "0", "-c", "128", "-t", "1"]  # fmt: skip
     process, terminal = pty.fork()
     if not process:
-        # Both ways: the tests may run under nohup.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if is_kept else signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         os.execv(words[0], words)
     said = b""
     while b"answers at" not in said or not said.endswith(b"\n"):
         said += os.read(terminal, 4096)
-    port = int(said.partition(b"127.0.0.1:")[2].partition(b",")[0])
     os.close(terminal)
-    if is_kept:
-        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
-            sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        os.kill(process, signal.SIGTERM)
     end = time.monotonic() + PATIENCE_S
     while (found := os.waitpid(process, os.WNOHANG))[0] == 0:
         if time.monotonic() > end:
@@ -254,6 +191,29 @@ def test_the_log_has_the_id_that_the_answer_has(caplog: pytest.LogCaptureFixture
         assert line_of(caplog, "/v1/models").endswith(" error=invalid_api_key")
 
 
+@pytest.mark.parametrize("given, is_taken", [("a-1.b:c", True), ("a b", False), ("x" * 65, False)])
+def test_a_clients_id_is_that_of_the_log(
+    given: str, is_taken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with logged(caplog) as (client, _):
+        connection, response = client.send("GET", "/v1/models", None, {"X-Request-Id": given})
+        connection.close()
+        assert (response.getheader("x-request-id") == given) == is_taken
+        assert (f" id={given}" in line_of(caplog, "/v1/models")) == is_taken
+
+
+def test_a_log_in_json() -> None:
+    """In a process of its own: the log belongs to the process."""
+    program = (
+        "import logging\nfrom pyllama_spec.server.programs import set_up_log\n"
+        "set_up_log(logging.INFO, is_json=True)\nlog = logging.getLogger('pyllama_spec.server')\n"
+        "log.info('a %d', 1)\nlog.info('b', extra={'request': {'status': 200}})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    first, second = map(json.loads, done.stderr.splitlines())
+    assert (first["message"], second["status"]) == ("a 1", 200)
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_line_of_who_left_has_its_tokens(
     is_stream: bool, caplog: pytest.LogCaptureFixture
@@ -309,24 +269,3 @@ def test_lines_of_checks(logs_checks: bool, caplog: pytest.LogCaptureFixture) ->
         found = [one.split()[1] for one in caplog.messages]
     checks = ["/health", "/ready"] if logs_checks else []
     assert found == [*checks, "/metrics", "/v1/models"]  # of /metrics the error
-
-
-# ---- what an answer says
-
-
-def test_an_answer_that_the_server_cuts_says_so() -> None:
-    chat = {"messages": [{"role": "user", "content": "a"}]}
-    with served(open_tiny(), max_tokens=4) as client:
-        for asked, is_cut in ((900, True), (5, True), (4, False), (None, False), (-1, False)):
-            for path, body in (
-                (TEXT, {**ASKED, "ignore_eos": True, "max_tokens": asked}),
-                (CHAT, {**chat, "ignore_eos": True, "max_completion_tokens": asked}),
-            ):
-                for end in (client.right(path, body), client.chunks(path, body)[-1]):
-                    assert end["choices"][0]["finish_reason"] == "length"
-                    assert ("at most 4 tokens" in end.get("note", "")) == is_cut
-        whole = client.right(TEXT, {**ASKED, "max_tokens": 4, "ignore_eos": True})
-        stop = whole["choices"][0]["text"][:1]
-        stopped = client.right(TEXT, {**ASKED, "max_tokens": 900, "stop": [stop]})
-        assert stopped["choices"][0]["finish_reason"] == "stop"
-        assert "note" not in stopped  # the limit has changed nothing

@@ -125,24 +125,6 @@ def test_short_and_known_texts_are_not_written(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(("n_asked", "is_read"), [(1, False), (10, False), (63, False), (64, True)])
-def test_a_short_prompt_reads_no_file(tmp_path: Path, n_asked: int, is_read: bool) -> None:
-    """A file that begins with the whole prompt is not read either."""
-    state = state_of(range(200))
-    folder = PrefixFolder(tmp_path, 1 << 26, MIN)
-    folder[state.tokens] = state
-    folder.close()
-    again = PrefixFolder(tmp_path, 1 << 26, MIN)
-    asked = state.tokens[:n_asked]
-    assert (asked in again) == is_read
-    if is_read:
-        assert again[asked] == state
-    else:
-        with pytest.raises(KeyError):
-            again[asked]
-    again.close()
-
-
 def test_a_disk_cache_has_what_was_put_there(tmp_path: Path) -> None:
     cache, one, two = LlamaDiskCache(tmp_path), state_of(range(5)), state_of([*range(4), 9, 10])
     assert (0,) not in cache

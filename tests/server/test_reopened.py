@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from pyllama_spec import Llama, RemoteError
-from pyllama_spec.server import models as server_models
-from tests.models import model_path
+from pyllama_spec import Llama
 from tests.rpc.tools import Server
-from tests.server.models_world import ASKED, asked, keywords, several, spec, text_of
-from tests.server.world import TEXT, Client, Endless, served, until
+from tests.server.models_world import asked, keywords, several, spec, text_of
+from tests.server.world import Client, Endless, served, until
 
 # Seconds between two tries, and what clients are told.
 SOON = {"retry_after_s": 1, "has_slots": True}
@@ -40,10 +37,6 @@ def listed_model(layers: Server, **more: Any) -> Iterator[Client]:
         yield client
 
 
-def is_ready(client: Client) -> bool:
-    return client.get("/ready")[0] == 200
-
-
 @pytest.mark.parametrize("serving", [one_model, listed_model])
 def test_a_model_whose_layers_were_lost_is_opened_again(serving: Any) -> None:
     with Server() as layers, serving(layers) as client:
@@ -53,28 +46,11 @@ def test_a_model_whose_layers_were_lost_is_opened_again(serving: Any) -> None:
         assert (status, answer["error"]["code"]) == (503, "layers_unreachable"), answer
         # It cannot be opened before they are there again.
         until(lambda: asked(client, None)[1]["error"]["code"] == "model_not_loaded")
-        if serving is one_model:
-            status, answer = client.get("/ready")
-            assert (status, answer["error"]["code"]) == (503, "loading")
-            assert "the model failed" in answer["error"]["message"]
         for path in ("/health", "/props", "/slots"):  # none of them waits
             assert client.get(path)[0] == 200
         layers.start()
         until(lambda: asked(client, None)[0] == 200)
-        assert is_ready(client)
         assert text_of(asked(client, None)) == text
-
-
-def test_the_only_model_is_opened_again_though_nobody_asks() -> None:
-    """A proxy sends nothing to a server that is not ready."""
-    with Server() as layers, one_model(layers) as client:
-        text = Endless(client)
-        layers.kill()
-        layers.start()
-        *_, last = text.events
-        assert last["error"]["code"] == "layers_unreachable"
-        until(lambda: is_ready(client))
-        text_of(client.post(TEXT, {**ASKED, "max_tokens": 2}))
 
 
 def test_a_hung_server_of_layers_delays_no_other_model() -> None:
@@ -102,68 +78,3 @@ def test_a_model_that_only_embeds_is_opened_again(serving: Any) -> None:
         layers.start()
         until(lambda: client.post(*asked_for)[0] == 200)
         assert client.right(*asked_for)["data"] == vector
-
-
-def test_a_model_that_fails_too_often_needs_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine does not free a context in an unknown state."""
-    monkeypatch.setattr(server_models, "_MAX_LEAKS", 0)
-    with Server() as layers, one_model(layers) as client:
-        layers.kill()
-        assert asked(client, None)[0] == 503
-        only = client.models.only
-        assert only is not None
-        until(lambda: only.failure is not None)
-        assert not only.is_given_up, "a context whose server was lost is freed"
-        assert only.service is not None
-        only.service.has_leaked = True  # as after a decode without memory
-        layers.start()
-        until(lambda: asked(client, None)[1]["error"]["code"] == "model_failed")
-        assert not only.service.is_usable, "it was opened once more"
-        assert client.get("/health")[0] == 500
-        assert client.get("/ready")[0] == 503
-
-
-def test_threads_that_reopen_a_llama_open_it_once() -> None:
-    with Server() as layers, Llama(**keywords("a", n_parallel=1, **remote(layers))) as llm:
-        layers.kill()
-        with pytest.raises(RemoteError):
-            llm.create_completion("the cat", max_tokens=8)
-        layers.start()
-
-        def reopened(_: int) -> int:
-            llm.reopen()
-            return id(llm.model)
-
-        with ThreadPoolExecutor(3) as pool:
-            assert len({*pool.map(reopened, range(3))}) == 1
-
-
-def works(llm: Llama) -> bool:
-    return llm.is_usable  # a call, since mypy keeps what a property was
-
-
-def test_a_llama_is_opened_again_in_place() -> None:
-    given = {**keywords("a"), "n_parallel": 1}
-    with Server() as layers, Llama(**given, **remote(layers)) as llm:
-        expected = llm.create_completion("the cat", max_tokens=8, temperature=0)
-        assert works(llm)
-        llm.chat_format, llm.last_n_tokens_size = "chatml", 7
-        llm.set_seed(5)
-        layers.kill()
-        with pytest.raises(Exception, match="lost"):
-            llm.create_completion("the cat and the dog", max_tokens=8)
-        assert not works(llm)
-        seeds = llm._opened.seeds.state
-        with pytest.raises(Exception, match="cannot be reached"):
-            llm.reopen()
-        assert not works(llm)
-        layers.start()
-        llm.reopen()
-        assert works(llm)
-        assert (llm.chat_format, llm.last_n_tokens_size) == ("chatml", 7)
-        assert llm._opened.seeds.state == seeds
-        again = llm.create_completion("the cat", max_tokens=8, temperature=0)
-        assert text_of((200, again)) == text_of((200, expected))
-        model = str(model_path("llama", seed=0))
-        assert llm.model_path == model
-    assert not works(llm)

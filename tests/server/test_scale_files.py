@@ -1,4 +1,4 @@
-"""The files of examples/serve agree with each other, and with the server's defaults."""
+"""The files of examples/serve agree with each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 from pyllama_spec.cli.entry import command_parser
-from pyllama_spec.server import ServerSettings
 
 FOLDER = Path(__file__).parents[2] / "examples" / "serve"
 COMPOSE, HAPROXY, NGINX, DOCKERFILE, TLS, UNIT = (
@@ -15,7 +14,6 @@ COMPOSE, HAPROXY, NGINX, DOCKERFILE, TLS, UNIT = (
     for name in ("compose.yaml", "haproxy.cfg", "nginx.conf", "../../Dockerfile", "nginx-tls.conf",
                  "pyllama-spec.service")
 )  # fmt: skip
-SETTINGS = ServerSettings()
 
 
 def number(pattern: str, text: str) -> int:
@@ -59,18 +57,3 @@ def test_the_unit_and_its_proxy_agree() -> None:
     for told in (str(command.api_key_file), f"--allowed-hosts {name}", "PYLLAMA_SPEC_API_KEY"):
         assert told in page
     assert "PYLLAMA_SPEC_API_KEY" in UNIT
-
-
-def test_no_proxy_cuts_what_the_server_would_finish() -> None:
-    for text in (NGINX, TLS):
-        assert number(r"^ +client_max_body_size (\d+)m;$", text) << 20 >= SETTINGS.max_body_bytes
-    assert SETTINGS.max_time_s is not None
-    for seconds in (
-        number(r"^ +timeout server (\d+)s$", HAPROXY),
-        number(r"^ +proxy_read_timeout (\d+)s;$", NGINX),
-        number(r"^ +proxy_read_timeout (\d+)s;$", TLS),
-    ):
-        assert seconds >= SETTINGS.max_time_s
-        assert seconds > SETTINGS.ping_s
-    assert number(r"^ +timeout http-request (\d+)s$", HAPROXY) >= SETTINGS.body_timeout_s
-    assert number(r"stop_grace_period: (\d+)s$", COMPOSE) > SETTINGS.stop_timeout_s

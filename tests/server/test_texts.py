@@ -78,21 +78,6 @@ def test_a_chat_is_the_librarys(client: Client, library: Llama, options: dict[st
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_usage_comes_last_where_it_is_asked_for(client: Client, path: str) -> None:
-    body: dict[str, Any] = {"prompt": PROMPT} if path == TEXT else {"messages": MESSAGES}
-    body |= {"max_tokens": 30, "temperature": 0, "stream_options": {"include_usage": True}}
-    chunks = client.chunks(path, body)
-    assert all(chunk["usage"] is None for chunk in chunks[:-1])
-    last = chunks[-1]
-    assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] > 0
-    details, speculation = last["usage"]["completion_tokens_details"], last["speculation"]
-    assert details["accepted_prediction_tokens"] == speculation["accepted"]
-    n_rejected = speculation["drafted"] - speculation["accepted"]
-    assert details["rejected_prediction_tokens"] == n_rejected
-
-
-@pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_who_drafted_each_piece(client: Client, path: str) -> None:
     given = {"prompt": PROMPT, "messages": MESSAGES, **REPEATING}
     shown = {**given, "speculation": {"show_tokens": True}}

@@ -31,7 +31,6 @@ def random_texts(lengths: list[int], n_features: int, seed: int = 5) -> Texts:
         target_p=torch.zeros(n, 1),
         in_vocab=torch.ones(n, dtype=torch.bool),
         lookup_hits=torch.zeros(n, dtype=torch.bool),
-        missed=torch.zeros(n, dtype=torch.bool),
     )
 
 

@@ -30,7 +30,7 @@ from pyllama_spec.train.files import keep_old
 from pyllama_spec.train.run.from_use import UseReport, why_no_better
 from pyllama_spec.train.run.objective import Acceptance
 from tests.tiers import release_except
-from tests.train.tools import Interrupting, perm, quick_block_config, quick_config
+from tests.train.tools import perm, quick_block_config, quick_config
 
 Config = Eagle3TrainConfig | DFlashTrainConfig
 # Letters that the first draft has hardly seen anything of: text of a kind of its own.
@@ -126,7 +126,6 @@ def test_a_draft_is_better_where_it_was_used(
     assert report.before.n_rounds > 10
     assert report.others_before.n_rounds > 10
     assert report.n_conversations > 10
-    assert 0 < report.n_missed < report.n_answer_tokens
     after = whole(config)
     assert sorted(after) == ["draft.gguf", "draft.gguf.bak", "use.memory"]
     assert after["draft.gguf.bak"] == before["draft.gguf"] != after["draft.gguf"]
@@ -215,33 +214,6 @@ def test_what_does_not_belong_together_is_refused_by_name(
 def with_store(config: Config, store: Path) -> Config:
     assert config.use is not None
     return replace(config, use=replace(config.use, store=store))
-
-
-def test_runs_refuse_each_other_for_what_they_replace(eagle3: Config) -> None:
-    begun, old = (eagle3.out.with_name(f"{name}.gguf") for name in ("begun", "old"))
-    for path in (begun, old):
-        shutil.copy(eagle3.out, path)
-
-    class _BegunError(Exception):
-        pass
-
-    def begin(config: Config, meanwhile: Callable[[], object]) -> None:
-        """Runs as far as the first features."""
-
-        def stop() -> None:
-            meanwhile()
-            raise _BegunError
-
-        with pytest.raises(_BegunError):
-            train_from_use(config, Interrupting("reading features", 1, stop))
-
-    def second() -> None:
-        with pytest.raises(TrainError, match=r"training in .*old\.gguf; .* give another --output"):
-            train_from_use(replace(eagle3, out=old))
-        # What it begins with may be that of others.
-        begin(replace(eagle3, init=begun), lambda: None)
-
-    begin(replace(eagle3, init=begun, out=old), second)
 
 
 def test_the_command(eagle3: Config, capsys: pytest.CaptureFixture[str]) -> None:

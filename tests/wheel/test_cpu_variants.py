@@ -7,7 +7,6 @@ import re
 import subprocess
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,9 +16,11 @@ from tests.wheel.environment import Environment, check_generates, run
 # The kernels of each, by two types of weights.
 KERNELS = {
     "avx2": ("AVX2", "AVX2"), "avx512": ("AVX2", "AVX-512"), "avx512bf16": ("AVX-512", "AVX-512"),
+    "neon": ("NEON", "NEON"), "dotprod": ("NEON", "NEON-dotprod"), "i8mm": ("NEON", "NEON-i8mm"),
 }  # fmt: skip
-IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
-pytestmark: Any = [] if IS_X86 else pytest.mark.xfail(reason="CPU variants of x86-64", run=False)
+of_x86 = pytest.mark.xfail(
+    platform.machine() != "x86_64", reason="instructions of x86-64", run=False
+)
 
 
 def without_vnni(name: str) -> str:
@@ -60,6 +61,7 @@ def test_a_variant_by_name(installed: Environment, variant: str) -> None:
     assert said.returncode == 1 and "unset it" in said.stderr.splitlines()[-1]
 
 
+@of_x86
 def test_what_all_processors_run_has_no_instructions_of_some(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
@@ -75,6 +77,7 @@ def test_what_all_processors_run_has_no_instructions_of_some(wheel: Path, tmp_pa
     assert lines("_processor", "%ymm") == 0
 
 
+@of_x86
 @pytest.mark.parametrize("variant", CPU_VARIANTS)
 def test_no_pair_of_sum_and_difference_is_made_of_a_loop(
     wheel: Path, variant: str, tmp_path: Path

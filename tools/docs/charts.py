@@ -1,25 +1,18 @@
-"""Draws results-light.svg and results-dark.svg from files of `bench --json`.
-
-A bar is a run's speed-up over plain decoding; the line through its end spans the quartiles of the
-prompts, the diamond is the worst one.
-"""
+"""Draws speed-light.svg and speed-dark.svg from a run of `bench --json`: a bar a category."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-# As in `bench`, which the site cannot import: it is built without an engine.
-BUSY = 0.75
-
 Result = dict[str, Any]
 Attributes = dict[str, Any]
 
-_WIDTH, _LEFT, _BARS, _HIST = 760, 262, 270, 592
-_ROW, _TOP, _BOTTOM = 46, 62, 44
-_HIST_WIDTH = _WIDTH - _HIST - 16
+_WIDTH, _LEFT, _BARS = 560, 120, 380
+_ROW, _TOP, _BOTTOM = 32, 66, 30
+# The categories that the picture shows, below all prompts together.
+_SHOWN = ("extraction", "chat", "code", "translation")
 
 
 class Theme(NamedTuple):
@@ -30,50 +23,27 @@ class Theme(NamedTuple):
     faint: str
     line: str
     bar: str
-    mark: str
 
 
 THEMES = {
-    "light": Theme("#ffffff", "#1f2328", "#59636e", "#d1d9e0", "#1a7f64", "#9a3412"),
-    "dark": Theme("#0d1117", "#e6edf3", "#9198a1", "#30363d", "#3fb68b", "#f0a36b"),
+    "light": Theme("#ffffff", "#1f2328", "#59636e", "#d1d9e0", "#1a7f64"),
+    "dark": Theme("#0d1117", "#e6edf3", "#9198a1", "#30363d", "#3fb68b"),
 }
 
 
-class Bar(NamedTuple):
-    """A run."""
-
-    model: str
-    draft: str
-    speedup: float  # over plain decoding
-    low: float  # the quartiles of the prompts
-    high: float
-    worst: float  # of a single prompt
-    accepted: tuple[int, ...]  # rounds in which 0, 1, 2 ... drafted tokens were accepted
-
-
-def bar_of(run: Result) -> Bar:
-    """The bar of a run."""
-    speeds = sorted(speed(run, prompt) for prompt in run["prompts"])
-    low, _, high = statistics.quantiles(speeds, n=4, method="inclusive")
+def model_name(run: Result) -> str:
+    """The target and the type of its weights."""
     name = run["files"]["target"]["name"].removesuffix(".gguf")
     model, _, kind = name.replace("-Instruct", "").rpartition(".")
-    return Bar(
-        f"{model} {kind}", f"{draft_name(run)}, {len(speeds)} prompts, {kernels(run)}",
-        speed(run, run["summary"]), low, high, speeds[0], tuple(run["accepted_histogram"]),
-    )  # fmt: skip
+    return f"{model} {kind}"
 
 
-def by_processor(run: Result) -> bool:
-    """Whether to use processor time, because other programs kept the machine busy."""
-    plain = run["time"]["plain"]
-    clock_s = (plain["prompt_s"] + plain["decode_s"]) * run["settings"]["n_threads"]
-    is_busy: bool = plain["cpu_s"] < BUSY * clock_s
-    return "cpu_speedup" in run["summary"] and is_busy
+def speed(figures: Result) -> float:
+    """The speed-up over plain decoding of a run's summary, category or prompt.
 
-
-def speed(run: Result, figures: Result) -> float:
-    """The speed-up over plain decoding of a run's summary, category or prompt."""
-    return float(figures["cpu_speedup" if by_processor(run) else "speedup"])
+    By the time of the processor, which other programs of the machine disturb least.
+    """
+    return float(figures["cpu_speedup"])
 
 
 def draft_name(run: Result) -> str:
@@ -89,28 +59,24 @@ def kernels(run: Result) -> str:
     return ", ".join(sorted(set(run["machine"]["row_kernels"].values())))
 
 
-def draw(bars: Sequence[Bar], theme: Theme) -> str:
-    """The picture as SVG."""
+def draw(run: Result, theme: Theme) -> str:
+    """The picture of a run as SVG."""
+    bars = [(f"all {len(run['prompts'])} prompts", speed(run["summary"]))]
+    bars += [(name, speed(run["categories"][name])) for name in _SHOWN]
     height = _TOP + _ROW * len(bars) + _BOTTOM
-    most = max(1.5, *(max(bar.high, bar.speedup) for bar in bars)) * 1.04
-    scale = _BARS / most
-    said = "; ".join(f"{bar.model}, {bar.draft}: {bar.speedup:.2f}" for bar in bars)
+    scale = _BARS / (max(most for _, most in bars) * 1.08)
+    about = f"{model_name(run)}, draft {draft_name(run)}, one thread with {kernels(run)}"
+    said = "; ".join(f"{name}: {value:.2f}" for name, value in bars)
     out = [
-        _element("title", f"Speed over plain decoding: {said}"),
+        _element("title", f"Speed over plain decoding, {about}: {said}"),
         _element("rect", width=_WIDTH, height=height, fill=theme.back),
         _element("text", "Speed over plain decoding", x=_LEFT, y=24, font_weight=600),
-        _element("text", "Accepted per round", x=_HIST, y=24, font_weight=600),
+        _element("text", about, x=_LEFT, y=height - 10, fill=theme.faint, font_size=12),
     ]
-    for tick in range(int(most * 2) + 1):
-        out += _tick(tick / 2, _LEFT + tick / 2 * scale, height, theme)
-    for i, bar in enumerate(bars):
-        y = _TOP + i * _ROW
-        out += [*_bar(bar, y, scale, theme), *_histogram(bar.accepted, y, theme)]
-    small: Attributes = {"y": height - 8, "fill": theme.faint, "font_size": 12}
-    out.append(
-        _element("text", "line: middle half of the prompts, diamond: the worst", x=_LEFT, **small)
-    )
-    out.append(_element("text", "share of rounds", x=_HIST, **small))
+    for tick in (0.0, 0.5, 1.0, 1.5):
+        out += _tick(tick, _LEFT + tick * scale, height, theme)
+    for i, (name, value) in enumerate(bars):
+        out += _bar(name, value, _TOP + i * _ROW, scale, theme)
     return _svg(out, height, theme)
 
 
@@ -142,34 +108,13 @@ def _tick(value: float, x: float, height: int, theme: Theme) -> list[str]:
     return [line, _element("text", f"{value:g}", x=x, y=_TOP - 20, **style)]
 
 
-def _bar(bar: Bar, y: float, scale: float, theme: Theme) -> list[str]:
-    end, middle = _LEFT + bar.speedup * scale, y + 15
-    low, high, worst = (_LEFT + value * scale for value in (bar.low, bar.high, bar.worst))
-    name: Attributes = {"x": _LEFT - 10, "text_anchor": "end"}
-    faint: Attributes = {"font_size": 12, "fill": theme.faint}
+def _bar(name: str, value: float, y: float, scale: float, theme: Theme) -> list[str]:
+    width = value * scale
     return [
-        _element("text", bar.model, y=y + 12, **name),
-        _element("text", bar.draft, y=y + 27, **name, **faint),
-        _element("rect", x=_LEFT, y=y + 3, width=end - _LEFT, height=24, rx=2, fill=theme.bar),
-        _element("line", x1=low, y1=middle, x2=high, y2=middle, stroke=theme.text, stroke_width=2),
-        _element("path", d=f"M{worst:.1f} {middle - 5}l5 5l-5 5l-5 -5z", fill=theme.mark),
-        _element("text", f"{bar.speedup:.2f}", x=max(high, end) + 6, y=y + 20, font_weight=600),
+        _element("text", name, x=_LEFT - 10, y=y + 17, text_anchor="end"),
+        _element("rect", x=_LEFT, y=y, width=width, height=24, rx=2, fill=theme.bar),
+        _element("text", f"{value:.2f}", x=_LEFT + width + 6, y=y + 17, font_weight=600),
     ]
-
-
-def _histogram(accepted: Sequence[int], y: float, theme: Theme) -> list[str]:
-    out, total = [], sum(accepted) or 1
-    step = min(20.0, _HIST_WIDTH / max(len(accepted), 1))
-    every = 1 if step >= 13 else 5  # labels of two digits would overlap
-    style: Attributes = {"text_anchor": "middle", "font_size": 9, "fill": theme.faint}
-    for i, count in enumerate(accepted):
-        x, tall = _HIST + i * step, 26 * count / total
-        column: Attributes = {"x": x, "y": y + 28 - tall, "width": step - 3, "height": tall}
-        said = _element("title", f"{i} accepted: {count / total:.0%} of rounds")
-        out.append(f"{_element('rect', None, **column, fill=theme.bar)}{said}</rect>")
-        if i % every == 0:
-            out.append(_element("text", str(i), x=x + (step - 3) / 2, y=y + 39, **style))
-    return out
 
 
 class Table(NamedTuple):
@@ -203,13 +148,11 @@ def table_of(runs: Sequence[Result]) -> Table:
     """The table of runs over the same prompts."""
     names = tuple(runs[0]["categories"])
     rows = [
-        (draft_name(run), tuple(speed(run, run["categories"][name]) for name in names))
-        for run in runs
+        (draft_name(run), tuple(speed(run["categories"][name]) for name in names)) for run in runs
     ]
-    return Table(f"{bar_of(runs[0]).model}, {kernels(runs[0])}", names, tuple(rows))
+    return Table(f"{model_name(runs[0])}, {kernels(runs[0])}", names, tuple(rows))
 
 
-def pictures(files: Sequence[Sequence[Result]]) -> dict[str, str]:
-    """The name and the text of each picture, from the runs of each file."""
-    bars = [bar_of(run) for runs in files for run in runs]
-    return {f"results-{name}.svg": draw(bars, theme) for name, theme in THEMES.items()}
+def pictures(run: Result) -> dict[str, str]:
+    """The name and the text of each picture of a run."""
+    return {f"speed-{name}.svg": draw(run, theme) for name, theme in THEMES.items()}

@@ -1,6 +1,7 @@
 // Exchanges as elements of the page. Texts of people and models become text nodes, never markup.
 
 import { SOURCES, partAt } from "./answer.js";
+import { Markdown } from "./markdown.js";
 import { drawRounds, drawSpeed, emptyPlot } from "./plot.js";
 
 const ENDS = { length: "The answer was cut: it has as many tokens as it may." };
@@ -123,14 +124,18 @@ export class AnswerView {
   constructor(answer, scale) {
     this.answer = answer;
     this.scale = scale;
-    this.nTokens = 0;
+    // What is shown as Markdown: of each token where it ends in the text, and what is said of it.
+    this.said = "";
+    this.tokens = [];
     this.nInRound = 0;
     this.nRound = 0;
     const title = answer.withDraft ? "Answer" : "Answer without a draft";
     this.thought = make("p", { className: "text", dir: "auto" });
     this.thoughtBox = make("details", { className: "thought", hidden: "" },
       make("summary", { text: "Thoughts" }), this.thought);
-    this.text = make("p", { className: "text", dir: "auto" });
+    this.text = make("div", { className: "text" });
+    this.markdown = this.#newMarkdown();
+    this.copy = make("button", { type: "button", text: "Copy the answer", className: "copy" });
     this.notice = make("p", { className: "notice", hidden: "" });
     this.figures = make("p", { className: "figures" });
     this.rounds = emptyPlot("rounds");
@@ -142,7 +147,11 @@ export class AnswerView {
       make("figure", {}, this.speedLabel, this.speed));
     this.element = make("article", { className: "answer", "aria-label": title },
       make("h2", { text: title }), this.thoughtBox, this.text, this.notice, this.plots,
-      this.figures);
+      this.figures, make("div", { className: "actions" }, this.copy));
+    this.text.addEventListener("click", ({ target }) => {
+      if (target.matches("button.copy")) copyText(target.nextSibling.textContent, target);
+    });
+    this.copy.addEventListener("click", () => copyText(this.said, this.copy));
     this.update();
   }
 
@@ -150,7 +159,7 @@ export class AnswerView {
   update() {
     const { answer } = this;
     this.element.setAttribute("aria-busy", String(!answer.isDone));
-    this.#appendTokens();
+    this.#showText();
     // With tokens the thought is among them.
     this.thoughtBox.hidden = !answer.thought || answer.tokens.length > 0;
     if (this.thought.textContent !== answer.thought) this.thought.textContent = answer.thought;
@@ -162,27 +171,54 @@ export class AnswerView {
     if (this.notice.textContent !== notice) this.notice.textContent = notice;
   }
 
-  #appendTokens() {
+  #showText() {
     const { tokens, content } = this.answer;
-    if (!tokens.length) {
-      // A server that does not say who drafted what: the text alone.
-      if (this.text.textContent !== content) this.text.textContent = content;
-      return;
+    if (tokens.length && this.said && !this.tokens.length) {
+      // The server says who drafted what only now.
+      this.said = "";
+      this.text.replaceChildren();
+      this.markdown = this.#newMarkdown();
     }
-    const added = document.createDocumentFragment();
-    for (; this.nTokens < tokens.length; this.nTokens++) {
-      const [word, source] = tokens[this.nTokens];
+    for (const [word, source] of tokens.slice(this.tokens.length)) {
+      this.said += word;
       this.nInRound++;
       const place = this.nRound ? `round ${this.nRound}, token ${this.nInRound} of it`
         : "from the prompt";
       const title = `${SOURCES[source]}; ${place}`;
-      added.append(make("span", { className: `token by-${source}`, text: word, title }));
+      this.tokens.push({ end: this.said.length, className: `token by-${source}`, title });
       if (source === "target" || !this.nRound) {
         this.nRound++;
         this.nInRound = 0;
       }
     }
-    this.text.append(added);
+    // A server that does not say who drafted what: the text alone.
+    if (!tokens.length) this.said = content;
+    this.markdown.show(this.said);
+    this.copy.hidden = !this.said;
+  }
+
+  #newMarkdown() {
+    return new Markdown(this.text, (place, from, to) => {
+      if (!this.tokens.length) place.append(this.said.slice(from, to));
+      for (let i = this.#tokenAt(from); i < this.tokens.length && from < to; i++) {
+        const { end, ...looks } = this.tokens[i];
+        const text = this.said.slice(from, Math.min(end, to));
+        if (text) place.append(make("span", { ...looks, text }));
+        from = end;
+      }
+    });
+  }
+
+  /** The first token that ends behind a place of the text. */
+  #tokenAt(place) {
+    let low = 0;
+    let high = this.tokens.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.tokens[middle].end > place) high = middle;
+      else low = middle + 1;
+    }
+    return low;
   }
 
   #showPlots() {
@@ -200,6 +236,28 @@ export class AnswerView {
     const fastest = Math.max(0, ...speeds.map(([, perSecond]) => perSecond));
     this.speed.setAttribute("aria-label", `Plot of tokens per second: up to ${shown(fastest)}`);
   }
+}
+
+/** Puts a text on the clipboard, and says so on the button that asked for it. */
+async function copyText(text, button) {
+  button.dataset.name ??= button.textContent;
+  let isCopied = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Browsers have no clipboard for pages of other machines without TLS.
+    const field = make("textarea", { className: "unseen" });
+    field.value = text;
+    button.after(field);
+    field.select();
+    isCopied = document.execCommand("copy");
+    field.remove();
+    button.focus();
+  }
+  button.textContent = isCopied ? "Copied" : "Not copied";
+  setTimeout(() => {
+    button.textContent = button.dataset.name;
+  }, 1500);
 }
 
 /** Enter sends the form of a field, Shift+Enter is a new line. */

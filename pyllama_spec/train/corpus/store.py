@@ -34,18 +34,11 @@ class TextSequence:
     tokens: npt.NDArray[np.uint32]  # [n] uint32
     mask: npt.NDArray[np.bool_]  # [n] bool, True for tokens of the answer
     is_greedy: bool  # whether the answer was generated at temperature 0
-    # [n] bool, where a draft was wrong when the text was made; None if unknown
-    missed: npt.NDArray[np.bool_] | None = None
 
     @property
     def n_answer(self) -> int:
         """The number of tokens to learn."""
         return int(self.mask.sum())
-
-    @property
-    def n_missed(self) -> int:
-        """The number of them at which a draft is known to have been wrong."""
-        return 0 if self.missed is None else int(self.missed.sum())
 
 
 def shard_path(folder: Path, shard: int, part: str) -> Path:

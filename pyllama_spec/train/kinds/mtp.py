@@ -210,17 +210,12 @@ class HeadFile:
         """The numbers of a tensor, float32."""
         return read_floats(self.path, self.tensors[name])
 
-    def check(self) -> None:
-        """Raises if a weight of the head is damaged; reads one tensor at a time."""
-        for name in (*self.shape.trained, *self._fixed):
-            self._own_weights(name)
-
     def trained(self) -> dict[str, Floats]:
-        """The trained tensors by name; raises as check() does."""
+        """The trained tensors by name; raises if one is damaged."""
         return {name: self._own_weights(name) for name in self.shape.trained}
 
     def fixed(self) -> dict[str, Floats]:
-        """The block's fixed tensors without the vocabulary tables; raises as check() does."""
+        """The block's fixed tensors without the vocabulary tables; raises if one is damaged."""
         return {name: self._own_weights(name) for name in self._fixed}
 
     @property
@@ -290,7 +285,6 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         super().__init__(config, model)
         self.n_steps = config.fit.n_steps
         self._source = _open_head_for(config.begun_with, model.info)
-        self._source.check()  # before hours of text
 
     def default_layers(self, n_layer: int) -> tuple[int, ...]:
         """See Kind: the rows that the target's own head reads."""

@@ -26,7 +26,7 @@ from pyllama_spec.train.run.objective import (
     accepted_in_rounds,
     count_accepted,
 )
-from pyllama_spec.train.run.texts import load, with_fewer_right
+from pyllama_spec.train.run.texts import load
 
 
 class Checkpoints:
@@ -106,11 +106,7 @@ class FitState:
 
 
 class Fit(Generic[H]):
-    """One fit of a head, which is on its device with its initial weights.
-
-    `right_share` is the share to learn from of the drafts that were right when the text was made,
-    drawn anew in each batch.
-    """
+    """One fit of a head, which is on its device with its initial weights."""
 
     def __init__(
         self,
@@ -121,9 +117,8 @@ class Fit(Generic[H]):
         *,
         bf16: bool,
         reporter: Reporter,
-        right_share: float = 1.0,
     ) -> None:
-        self._right_share, self._kind, self._head, self._text = right_share, kind, head, text
+        self._kind, self._head, self._text = kind, head, text
         self._config: FitSettings = kind.config.fit
         config = self._config
         self._checkpoints = checkpoints
@@ -194,8 +189,6 @@ class Fit(Generic[H]):
         indices = [text.train[i] for i in batch]
         texts = load(indices, text.corpus, text.source, text.vocab, self._device)
         generator = self._generator()
-        if self._right_share < 1:
-            texts = with_fewer_right(texts, self._kind.n_steps, self._right_share, generator)
         with self._autocast():
             losses = self._kind.losses(self._head, texts, self._dtype, generator)
         self._optimizer.zero_grad(set_to_none=True)

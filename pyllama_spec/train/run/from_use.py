@@ -1,4 +1,4 @@
-"""Trains a draft further from its owner's use: on answers, and on the draft's errors.
+"""Trains a draft further from its owner's use.
 
 The texts are those of a draft memory, only ids; the target's features of them are computed again
 and stay in memory, so that a run leaves only the draft. A store holds a conversation in parts: each
@@ -32,7 +32,7 @@ from pyllama_spec.train.corpus.quality import fingerprint, is_repetitive
 from pyllama_spec.train.corpus.store import Corpus, TextSequence, hash_tokens
 from pyllama_spec.train.corpus.tasks import has_template, make_source
 from pyllama_spec.train.errors import TrainError, writing
-from pyllama_spec.train.files import keep_old, locked
+from pyllama_spec.train.files import keep_old
 from pyllama_spec.train.progress import Reporter, interruptions
 from pyllama_spec.train.run.export import write_draft
 from pyllama_spec.train.run.fit import Checkpoints, Fit
@@ -161,8 +161,7 @@ def _sequence(
     number: int, ids: npt.NDArray[np.uint32], origins: Bytes, begin: int, end: int, own: int
 ) -> TextSequence:
     its = _learned(origins[begin:end], own - begin)
-    missed: npt.NDArray[np.bool_] = its == TokenOrigin.MISSED
-    return TextSequence(number, ids[begin:end], its > TokenOrigin.GIVEN, True, missed)
+    return TextSequence(number, ids[begin:end], its > TokenOrigin.GIVEN, True)
 
 
 def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
@@ -195,7 +194,6 @@ class UseReport:
         before, after: the acceptance of both drafts on conversations that neither was fitted to.
         others_before, others_after: the same on other text, which the target has just written.
         n_conversations, n_answer_tokens: the text that was learned from.
-        n_missed: the answer tokens in it that a draft had predicted wrongly.
         n_tokens_seen: answer tokens over all passes.
         seconds: the time of each stage.
         notes: remarks for the user.
@@ -210,7 +208,6 @@ class UseReport:
     others_after: Acceptance
     n_conversations: int
     n_answer_tokens: int
-    n_missed: int
     n_tokens_seen: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
@@ -236,10 +233,7 @@ class UseRun(RunBase[H]):
     def run(self) -> UseReport:
         """Trains a new draft, and replaces the old one if the new one is better."""
         weights = read_weights(self._config.target, self._model.info)
-        # The replaced file, not the read one: several drafts may be made from one.
-        is_there = self._out.exists()
-        with locked(self._out, "--output") if is_there else contextlib.nullcontext():
-            return self._learn(weights, self._pieces())
+        return self._learn(weights, self._pieces())
 
     @property
     def _begins_with_target(self) -> bool:
@@ -339,7 +333,7 @@ class UseRun(RunBase[H]):
         n_conversations = len(set(keys))
         self._reporter.line(
             f"text: {sum(s.n_answer for s in sequences)} answer tokens of {n_conversations} "
-            f"conversations, of which a draft had missed {sum(s.n_missed for s in sequences)}"
+            "conversations"
         )
         features, other_text = self._compute(pieces), self._other_text()
         others = list(range(len(sequences), len(sequences) + len(other_text)))
@@ -359,10 +353,9 @@ class UseRun(RunBase[H]):
         device = device_of(config)
         head = head.to(device)
         n_answer = sum(s.n_answer for s in learned)
-        n_missed = sum(s.n_missed for s in learned)
         fit = Fit(
             self._kind, head, inputs, Checkpoints(None, {}), bf16=wants_bf16(config, device),
-            reporter=self._reporter, right_share=self._use.right_share if n_missed else 1.0,
+            reporter=self._reporter,
         )  # fmt: skip
         before, others_before = fit.measure(judged), fit.measure(others)
         state = fit.run()
@@ -385,7 +378,7 @@ class UseRun(RunBase[H]):
                 new.unlink(missing_ok=True)
         return UseReport(
             config.out, kept, why_not, before, after, others_before, others_after,
-            n_conversations, n_answer, n_missed, state.n_tokens, self._seconds, tuple(self._notes),
+            n_conversations, n_answer, state.n_tokens, self._seconds, tuple(self._notes),
         )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ class Pipeline(RunBase[H]):
 
     def run(self) -> TrainReport:
         """Trains the draft."""
-        with locked(self._work / ".lock", "--work folder"):
+        with locked(self._work / ".lock"):
             weights = read_weights(self._config.target, self._model.info)
             corpus, source = self._text(weights.sha256)
             return self._fit(*self._head(weights, corpus, source))

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM
 from pyllama_spec.train.corpus.draft_vocab import DraftVocab
 from pyllama_spec.train.corpus.features import Features
-from pyllama_spec.train.corpus.store import Corpus, TextSequence
+from pyllama_spec.train.corpus.store import Corpus
 
 
 @dataclass(slots=True)
@@ -40,8 +40,6 @@ class Texts:
     # [n] bool: whether decoding would copy after this token, since it and those before it occurred
     # earlier in the text
     lookup_hits: Tensor
-    # [n] bool: whether a draft was wrong about the token when the text was made, as far as known
-    missed: Tensor
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """The end of each sequence, [n_sequences], and the sequence of each token, [n]."""
@@ -87,13 +85,7 @@ def load(
         target_p=to(p),
         in_vocab=to(vocab.t2d[tokens] >= 0),
         lookup_hits=to(np.concatenate([repeats(s.tokens, MIN_NGRAM) for s in sequences])),
-        missed=to(np.concatenate([_missed(s) for s in sequences])),
     )
-
-
-def _missed(sequence: TextSequence) -> npt.NDArray[np.bool_]:
-    known = sequence.missed
-    return np.zeros(len(sequence.tokens), np.bool_) if known is None else known
 
 
 def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
@@ -106,24 +98,10 @@ def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
     return out
 
 
-def with_fewer_right(texts: Texts, n_steps: int, share: float, generator: torch.Generator) -> Texts:
-    """Drops drafts without a missed token, except a share of them."""
-    ends, owner = texts.ends()
-    # A draft from P0 predicts x[P0+2] .. x[P0+1+n_steps], as far as its text goes.
-    at = texts.starts[:, None] + torch.arange(2, 2 + n_steps, device=texts.starts.device)
-    last = ends[owner[texts.starts]][:, None] - 1
-    is_missed = texts.missed[torch.minimum(at, last)].any(1)
-    return _thinned(texts, is_missed, share, generator)
-
-
 def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -> Texts:
-    """Drops drafts that start where decoding would copy, except a share of them."""
+    """Drops drafts that start where decoding would copy, except a share; none if all do."""
     # A draft from P0 knows x[P0+1].
-    return _thinned(texts, ~texts.lookup_hits[texts.starts + 1], share, generator)
-
-
-def _thinned(texts: Texts, always: Tensor, share: float, generator: torch.Generator) -> Texts:
-    """Keeps the drafts of `always`, [n_starts] bool, and a share of others; all if none stays."""
-    drawn = torch.rand(len(texts.starts), generator=generator).to(always.device) < share
-    starts = texts.starts[always | drawn]
+    is_asked = ~texts.lookup_hits[texts.starts + 1]
+    drawn = torch.rand(len(texts.starts), generator=generator).to(is_asked.device) < share
+    starts = texts.starts[is_asked | drawn]
     return replace(texts, starts=starts) if len(starts) else texts
