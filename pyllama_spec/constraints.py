@@ -1,20 +1,17 @@
-"""Constraints on texts: GBNF, a JSON schema, a regular expression, a Lark grammar."""
+"""Constraints on texts: GBNF, a JSON schema, a regular expression."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.errors import ArgumentError, SchemaError, both_given, clipped, warn
 
 if TYPE_CHECKING:
     from pyllama_spec.schema import Loosened
 
-GuideKind = Literal["regex", "lark", "json_schema"]
-# The first word of a Lark grammar where GBNF is possible too, as in the engine's own server.
-LARK_SIGN = "%llguidance"
 # How some editors begin a file: no part of its text.
 _FILE_MARK = "\ufeff"
 
@@ -42,42 +39,26 @@ _MOST_STEPS = 100_000
 _LOOSER = 'or write `strict=False` beside the schema, which drops "{}"'
 
 
-class Guide(NamedTuple):
-    """A grammar that llguidance follows.
+def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str | None:
+    """The GBNF rules of a request's grammar or response_format; None for no constraint.
 
-    Lark rules with a rule `start`, a JSON schema, or a regular expression of Rust's regex crate for
-    the whole answer.
-    """
-
-    kind: GuideKind
-    text: str
-
-
-def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str | Guide | None:
-    """The GBNF rules or guide of a request's grammar or response_format; None for no constraint.
-
-    A grammar is GBNF, Lark rules that begin with %llguidance, a Guide, or an object that holds one
-    of these as `_grammar`.
+    A grammar is GBNF, or an object that holds it as `_grammar`.
     """
     form = _format_of(response_format)
     if grammar is None:
         return form
-    held = grammar if isinstance(grammar, (str, Guide)) else getattr(grammar, "_grammar", None)
-    if not isinstance(held, (str, Guide)):
-        raise ArgumentError("grammar", grammar, "GBNF or Lark rules as a text")
     if form is not None:
         raise both_given("grammar", "response_format")
-    return held if isinstance(held, Guide) else _rules(held, "grammar")
+    return _rules(getattr(grammar, "_grammar", grammar), "grammar")
 
 
-def _rules(text: object, param: str) -> str | Guide:
+def _rules(text: object, param: str) -> str:
     if not isinstance(text, str) or not text.strip():
-        raise ArgumentError(param, text, "GBNF or Lark rules as a text")
-    text = text.removeprefix(_FILE_MARK)
-    return Guide("lark", text) if text.lstrip().startswith(LARK_SIGN) else text
+        raise ArgumentError(param, text, "GBNF rules as a text")
+    return text.removeprefix(_FILE_MARK)
 
 
-def _format_of(response_format: Mapping[str, Any] | None) -> str | Guide | None:
+def _format_of(response_format: Mapping[str, Any] | None) -> str | None:
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind in ("regex", "grammar"):
         assert response_format is not None
@@ -86,7 +67,7 @@ def _format_of(response_format: Mapping[str, Any] | None) -> str | Guide | None:
     return None if schema is None else schema_grammar(schema)
 
 
-def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str | Guide:
+def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str:
     """The regular expression or grammar of a response_format."""
     names = ("pattern", "regex") if kind == "regex" else ("definition", "grammar")
     texts = [response_format[name] for name in names if name in response_format]
@@ -95,13 +76,17 @@ def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str | Guid
             "response_format", response_format, f'a text as "{names[0]}" beside the type "{kind}"'
         )
     syntax = response_format.get("syntax", "regex" if kind == "regex" else "gbnf")
-    if syntax == "gbnf":
-        return _rules(texts[0], "response_format")
-    if syntax == "lark":
-        return Guide("lark", texts[0])
-    if syntax == "regex":
-        return Guide("regex", texts[0])
-    raise ArgumentError("response_format.syntax", syntax, "one of lark, regex, gbnf")
+    if syntax not in ("regex", "gbnf"):
+        raise ArgumentError("response_format.syntax", syntax, "one of regex, gbnf")
+    return regex_grammar(texts[0]) if syntax == "regex" else _rules(texts[0], "response_format")
+
+
+@lru_cache(maxsize=64)
+def regex_grammar(regex: str) -> str:
+    """GBNF rules for a regular expression in ECMA-262's syntax, which the whole answer matches."""
+    from pyllama_spec.schema import regex_rules
+
+    return regex_rules(regex)
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Any:
@@ -359,7 +344,7 @@ def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loos
             return Loosened(schema, schema_rules(schema, prefix, by_property=by_property), ())
         except SchemaError as error:
             if error.is_beyond:
-                looser = _LOOSER.format(error.keyword)
+                looser = _LOOSER.format(error.keyword or "the schema")
                 raise error.copied(remedy=f"{error.remedy}, {looser}") from None
             raise
     return loosened_rules(schema, prefix, by_property=by_property)

@@ -179,12 +179,10 @@ class PyllamaSpecError(Exception):
         setup: what whoever opened the model can do; clients of a server do not see it.
         partial_text: the text that was generated before the error; "" if none.
         partial_tokens: the ids of that text.
-        partial_choices: for a list of prompts, the complete choices, None for the others.
     """
 
     partial_text: str = ""
     partial_tokens: tuple[int, ...] = ()
-    partial_choices: Sequence[dict[str, Any] | None] = ()
     # Whether a message begins with the param; elsewhere the problem is a whole sentence.
     _is_named: bool = True
 

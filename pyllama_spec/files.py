@@ -14,8 +14,6 @@ from pyllama_spec.errors import ArgumentError
 
 # A text that a model reads has some megabytes; /dev/zero has no end.
 MAX_TEXT_BYTES = 256 << 20
-# The open files of this process, by name.
-_OF_PROCESS = ("/dev/fd/", "/dev/std", "/proc/")
 _NO_FILE = "is a device, a pipe or a folder, not a file"
 
 
@@ -40,21 +38,6 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
 
 def _unreadable(what: str, path: Path, why: str) -> ArgumentError:
     return ArgumentError(problem=f"cannot read {what} {path}: {why}")
-
-
-def check_no_pipe(path: str | os.PathLike[str]) -> None:
-    """Refuses a pipe or a socket with a name, for code that opens files by itself.
-
-    Opening one waits for another program, for ever if there is none. Pipes of this process pass,
-    such as /dev/stdout and those of a shell's <(...): the other end is open.
-    """
-    try:
-        mode = Path(path).stat().st_mode
-    except (OSError, ValueError):
-        return
-    is_ours = os.fspath(path).startswith(_OF_PROCESS)
-    if (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and not is_ours:
-        raise OSError(errno.EINVAL, "it is a pipe or a socket; give the name of a file")
 
 
 def open_plain(path: Path) -> BinaryIO:

@@ -78,8 +78,8 @@ void llama_spec_set_server_timeout(int32_t seconds);
 /* The i-th device of a server; name is NULL past the last. */
 int  llama_spec_server_device(const char * endpoint, int32_t i, const char ** name, uint64_t * free_bytes, uint64_t * total_bytes);
 /* Serves the client at the other end of a connected socket until it disconnects. It serves the named devices of this
- * machine. A client that sends nothing for timeout_s within a message counts as disconnected. Closes the socket. */
-int  llama_spec_serve(int32_t fd, const char * const * devices, int32_t n_devices, int32_t n_threads, int32_t timeout_s);
+ * machine. Closes the socket. */
+int  llama_spec_serve(int32_t fd, const char * const * devices, int32_t n_devices, int32_t n_threads);
 
 /* ---- model ---------------------------------------------------------------------------------------- */
 

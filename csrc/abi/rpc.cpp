@@ -113,7 +113,7 @@ bool is_wanted(ggml_backend_dev_t dev, const char * const * names, int32_t n_nam
 
 } // namespace
 
-int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, int32_t n_threads, int32_t timeout_s) {
+int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, int32_t n_threads) {
     // Closes the descriptor in every case.
     const socket_ptr client = socket_t::adopt(fd);
     return guarded([&] {
@@ -140,14 +140,13 @@ int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, in
             backends.push_back(held.back().get());
         }
         require(!backends.empty(), "devices names none that this build has");
-        const serving limits(fd, timeout_s);
         rpc_serve_client(backends, nullptr, client);
     });
 }
 
 #else
 
-int llama_spec_serve(int32_t, const char * const *, int32_t, int32_t, int32_t) {
+int llama_spec_serve(int32_t, const char * const *, int32_t, int32_t) {
     return guarded([] { fail(LLAMA_SPEC_UNSUPPORTED, "this build has no RPC: build it with GGML_RPC=ON"); });
 }
 

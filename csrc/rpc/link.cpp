@@ -39,8 +39,8 @@ thread_local int         t_error = -1;  // errno of the system; -1 if it reporte
 // For this call: when the program wanted it to stop, and whether a connection was given up for that.
 thread_local bool              t_is_stopping = false, t_has_given_up = false;
 thread_local clock::time_point t_stopped_at;
-// For a connecting thread: its deadline, and that it connects. For a serving thread: that it serves.
-thread_local bool              t_is_connecting = false, t_is_serving = false;
+// For a connecting thread: its deadline, and that it connects.
+thread_local bool              t_is_connecting = false;
 thread_local clock::time_point t_connect_until;
 
 bool is_stopping() {
@@ -144,7 +144,7 @@ void note_socket_error(int error) {
     t_error = error;
 }
 
-bool goes_on(size_t n_done, size_t size) {
+bool goes_on() {
     const int error = errno;
     if (error != EINTR && !is_slow(error)) {
         return false;
@@ -158,8 +158,7 @@ bool goes_on(size_t n_done, size_t size) {
         errno = error;
         return clock::now() < t_connect_until;
     }
-    // The first byte of a message.
-    return error == EINTR || (t_is_serving && n_done == 0 && size == 1);
+    return error == EINTR;
 }
 
 void before_connect(int fd) {
@@ -176,25 +175,6 @@ void before_connect(int fd) {
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &KEEP_COUNT, sizeof(int));
 #endif
 #endif
-}
-
-serving::serving(int fd, int32_t seconds) {
-    t_is_serving = true;
-    set_timeout(fd, std::chrono::seconds(seconds));
-}
-
-serving::~serving() {
-    t_is_serving = false;
-}
-
-bool can_be_counted(const uint32_t * ne, const uint32_t * nb) {
-    constexpr double MOST = 4e18;   // below 2 to the power of 62; a double is precise enough
-    double n = 1, bytes = 1 << 16;  // an upper bound for the bytes of one element
-    for (int i = 0; i < 4; ++i) {
-        n     *= ne[i];
-        bytes += (double) ne[i] * nb[i];
-    }
-    return n < MOST && n * 256 < MOST && bytes < MOST;
 }
 
 bool set_freeing(bool is_freeing) {

@@ -3,7 +3,6 @@
 // the server fails at once. Patch 0016 has the call sites.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +13,6 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
-#include <vector>
 
 namespace llama_spec {
 
@@ -36,9 +34,8 @@ void set_server_timeout(int32_t seconds);
 // Records a failed system call on a connection, for this thread: its errno, or 0 if the other side closed it.
 void note_socket_error(int error);
 
-// Says whether to repeat a failed call: if a signal interrupted it, or if its time slice ended and more remain. n_done
-// of size bytes are transferred.
-bool goes_on(size_t n_done, size_t size);
+// Says whether to repeat a failed call: if a signal interrupted it, or if its time slice ended and more remain.
+bool goes_on();
 
 // Prepares a socket before it connects, on the thread that will wait for it.
 void before_connect(int fd);
@@ -48,38 +45,9 @@ void set_stop_asker(bool (*wants_to_stop)());
 // Says whether this call gave up a connection for that reason.
 bool has_given_up();
 
-// During its lifetime, this thread serves the client at the other end of fd: the client may be silent without limit
-// between messages, but only for `seconds` within one.
-class serving {
-public:
-    serving(int fd, int32_t seconds);
-    ~serving();
-    serving(const serving &) = delete;
-    serving & operator=(const serving &) = delete;
-};
-
 // With joint computation of two servers, a client could make a server listen on all addresses, or connect to any
 // address.
 constexpr bool REFUSES_PAIRS = true;
-
-// Says whether the numbers of elements and bytes are plausible: numbers that wrap around would pass every comparison
-// with a buffer's size.
-bool can_be_counted(const uint32_t * ne, const uint32_t * nb);
-
-// Reads `size` bytes into out, whose memory grows with the received data: the size is only the client's claim.
-template <typename F> bool receive(std::vector<uint8_t> & out, uint64_t size, F && read) {
-    constexpr uint64_t FIRST = 1 << 20;
-    out.clear();
-    for (uint64_t at = 0; at < size;) {
-        const uint64_t n = std::min(size - at, std::max(at, FIRST));
-        out.resize(at + n);
-        if (!read(out.data() + at, n)) {
-            return false;
-        }
-        at += n;
-    }
-    return true;
-}
 
 // Suppresses exceptions while the engine frees objects: thrown from a destructor, they would end the process.
 template <typename F> void let_go(F && body) noexcept {

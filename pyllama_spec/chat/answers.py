@@ -354,23 +354,8 @@ def _thoughts(session: ChatSession) -> dict[str, Any]:
     return {"thought_tags": tags, "thought_is_open": is_open}
 
 
-class ForcedReader:
-    """Parses the whole answer as arguments of one function, for templates without tools."""
-
-    shown: Collection[int] = ()
-
-    def __init__(self, tool: Mapping[str, Any]) -> None:
-        self._name = tool["function"]["name"]
-        self.options: dict[str, Any] = {"grammar": _rules_of(tool)}
-
-    def read(self, text: str, *, has_ended: bool) -> Answer:
-        """See AnswerReader."""
-        del has_ended
-        return Answer(calls=[Call(self._name, text)])
-
-
 class AnyReader:
-    """A call of one of several functions, for templates that know no tools.
+    """A call of one of some functions, for templates that know no tools.
 
     Its form is that of named_calls().
     """

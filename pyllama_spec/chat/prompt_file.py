@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.chat.prompts import check_fits, prompt_tokens
-from pyllama_spec.chat.template import ChatTemplate, check_messages, name_of_tool
+from pyllama_spec.chat.template import (
+    ChatTemplate,
+    check_fits,
+    check_messages,
+    name_of_tool,
+    prompt_tokens,
+)
 from pyllama_spec.engine import Vocab
 from pyllama_spec.errors import OMITTED, ArgumentError, PyllamaSpecError, shown
 from pyllama_spec.files import read_text

@@ -23,15 +23,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.errors import warn
 
-# What is known of the caller's text in a rendered chat: every stretch of it; those of messages, and
-# the signs of all else; signs, or all but what the template looks for in texts; nothing.
-Located = Literal["all", "messages", "signs", "nothing"]
+# What is known of the caller's text in a rendered chat: every stretch of it; signs, or all but what
+# the template looks for in texts; nothing.
+Located = Literal["all", "signs", "nothing"]
 # What renders a chat: the template alone, or the engine's code for tools, which gives the template
 # the arguments of past calls as values or as the text that they are.
 Form = Literal["plain", "values", "text"]
@@ -53,25 +52,21 @@ class Substitution(NamedTuple):
     Attributes:
         located: the spans that are known if it gives the same text.
         signs_only: whether letters, digits and white space stay as they are.
-        has_marks: whether a mark is put before and after the content of each message.
         keeps_lookups: whether strings that the template looks for in texts, such as "</think>",
             stay as they are.
     """
 
     located: Located
     signs_only: bool
-    has_marks: bool
     keeps_lookups: bool
 
 
-_SIGNS = Substitution("signs", signs_only=True, has_marks=False, keeps_lookups=False)
 # From the one that locates most to the one that changes least.
 SUBSTITUTIONS = (
-    Substitution("all", signs_only=False, has_marks=False, keeps_lookups=False),
-    Substitution("messages", signs_only=True, has_marks=True, keeps_lookups=False),
-    Substitution("signs", signs_only=False, has_marks=False, keeps_lookups=True),
-    _SIGNS,
-    Substitution("signs", signs_only=True, has_marks=False, keeps_lookups=True),
+    Substitution("all", signs_only=False, keeps_lookups=False),
+    Substitution("signs", signs_only=False, keeps_lookups=True),
+    Substitution("signs", signs_only=True, keeps_lookups=False),
+    Substitution("signs", signs_only=True, keeps_lookups=True),
 )
 
 
@@ -89,15 +84,12 @@ class PromptProvenance:
         lookups: [start, end) of strings that the template looks for in texts and that the caller's
             text has too: either may have written them.
         caller_strings: all strings from the caller.
-        blank: if nothing is located, the chat with a letter for each of the caller's signs, if the
-            template takes that.
     """
 
     located: Located
     spans: tuple[Span, ...] = ()
     lookups: tuple[Span, ...] = ()
     caller_strings: tuple[str, ...] = field(default=(), repr=False)
-    blank: str | None = field(default=None, repr=False)
 
 
 def is_sign(char: str) -> bool:
@@ -148,16 +140,13 @@ def _free(taken: set[str]) -> Iterator[str]:
 class _OneForEach:
     """Maps each requested character to a free stand-in."""
 
-    def __init__(self, taken: set[str], letter: str) -> None:
-        self.free = _free(taken)
+    def __init__(self, taken: set[str]) -> None:
+        self._free = _free(taken)
         self.by_char: dict[str, str] = {}
-        self._letter = letter
 
     def __call__(self, char: str) -> str:
-        if self._letter:
-            return self._letter
         if char not in self.by_char:
-            self.by_char[char] = next(self.free)
+            self.by_char[char] = next(self._free)
         return self.by_char[char]
 
 
@@ -170,21 +159,17 @@ class StandIns:
         taken: set[str],
         words: frozenset[str],
         lookups: Sequence[str],
-        letter: str = "",
         form: Form = "plain",
         keeps_escaped: bool = False,
     ) -> None:
         self._words, self._form = words, form
         self._lookups = lookups if substitution.keeps_lookups else ()
         # A separate object: alphabets that called a method of this one would form a cycle with it.
-        stand_ins = _OneForEach(taken, letter)
+        stand_ins = _OneForEach(taken)
         self._stand_ins_by_char = stand_ins.by_char
-        self._keeps_escaped = keeps_escaped
         self._signs = _Alphabet(stand_ins, signs_only=True, keeps_escaped=keeps_escaped)
         self._all = _Alphabet(stand_ins, signs_only=False, keeps_escaped=keeps_escaped)
         self._alphabet = self._signs if substitution.signs_only else self._all
-        free, has_marks = stand_ins.free, substitution.has_marks
-        self.open, self.close = (next(free), next(free)) if has_marks else ("", "")
 
     def value(self, value: Any, key: str = "") -> Any:
         """Replaces the characters of a caller's value, at all depths, by stand-ins."""
@@ -199,18 +184,10 @@ class StandIns:
         raise NotTrackedError(f"a {type(value).__name__}")
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message with stand-ins, and marks around its content if the substitution has them."""
+        """A message with stand-ins."""
+        hidden: dict[str, Any] = self.value(message)
         if self._form == "values" and isinstance(message.get("tool_calls"), list):
-            hidden_calls = [self._call(call) for call in message["tool_calls"]]
-            rest = {key: value for key, value in message.items() if key != "tool_calls"}
-            hidden: dict[str, Any] = {**self.value(rest), "tool_calls": hidden_calls}
-        else:
-            hidden = self.value(message)
-        content = hidden.get("content")
-        if self.open and isinstance(content, str):
-            # Inside of the white space that templates trim.
-            before, core, after = _split_space(content)
-            hidden["content"] = f"{before}{self.open}{core}{self.close}{after}" if core else content
+            hidden["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
         return hidden
 
     def _call(self, call: Any) -> Any:
@@ -241,59 +218,16 @@ class StandIns:
         before, core, after = _split_space(text)
         out, at = [before], 0
         for start, end in joined(list(occurrences(core, self._lookups))):
-            out += [_exchanged(core[at:start], alphabet), core[start:end]]
+            out += [core[at:start].translate(alphabet), core[start:end]]
             at = end
-        return "".join([*out, _exchanged(core[at:], alphabet), after])
+        return "".join([*out, core[at:].translate(alphabet), after])
 
-    def _unescaped(self, match: re.Match[str]) -> str:
-        """A stand-in that the engine escaped, or the character's own escape."""
-        stand_in = json.loads(f'"{match[0]}"')
-        for real, other in self._stand_ins_by_char.items():
-            if other == stand_in:
-                return stand_in if real.isascii() else json.dumps(real)[1:-1]
-        return match[0]
-
-    def read(self, rendered: str) -> tuple[str, list[Span]] | None:
-        """The text with its characters restored, and the caller's spans; None if marks are odd."""
-        if self._keeps_escaped:
-            rendered = _ESCAPED_PAIR.sub(self._unescaped, rendered)
-        pieces = [rendered]
-        if self.open:
-            pieces = re.split(f"([{self.open}{self.close}])", rendered)
+    def read(self, rendered: str) -> tuple[str, list[Span]]:
+        """The text with its characters restored, and the caller's spans."""
         chars = {ord(stand_in): char for char, stand_in in self._stand_ins_by_char.items()}
         mask = _Mask(dict.fromkeys(chars, ord("1")))
-        texts: list[str] = []
-        spans: list[Span] = []
-        at, begin = 0, None
-        for piece in pieces:
-            if piece and piece == self.open and begin is None:
-                begin = at
-            elif piece and piece == self.close and begin is not None:
-                spans.append((begin, at))
-                begin = None
-            elif piece and piece in (self.open, self.close):
-                return None
-            else:
-                if begin is None:
-                    runs = (match.span() for match in re.finditer("1+", _exchanged(piece, mask)))
-                    spans += [(at + a, at + b) for a, b in runs]
-                texts.append(_exchanged(piece, chars))
-                at += len(piece)
-        return None if begin is not None else ("".join(texts), joined(spans))
-
-
-# Characters that are exchanged in one go.
-_TOGETHER = 1 << 16
-# A character outside of the basic plane, in JSON that is ASCII alone.
-_ESCAPED_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-
-
-def _exchanged(text: str, table: Mapping[int, str | int]) -> str:
-    """Restores the characters of the text, in parts, so that other threads run in between."""
-    if len(text) <= _TOGETHER:
-        return text.translate(table)
-    starts = range(0, len(text), _TOGETHER)
-    return "".join([text[at : at + _TOGETHER].translate(table) for at in starts])
+        spans = [match.span() for match in re.finditer("1+", rendered.translate(mask))]
+        return rendered.translate(chars), spans
 
 
 def _split_space(text: str) -> tuple[str, str, str]:
@@ -386,10 +320,8 @@ def locate(
                     substitution.located, tuple(restored[1]), tuple(either), tuple(caller_strings)
                 )
     except (NotTrackedError, RecursionError):
-        return PromptProvenance("nothing", caller_strings=tuple(caller_strings))
-    letter = next((char for one in caller_strings for char in one if char.isalpha()), "x")
-    blank = render(StandIns(_SIGNS, taken, words, (), letter, form, escapes))
-    return PromptProvenance("nothing", caller_strings=tuple(caller_strings), blank=blank)
+        pass
+    return PromptProvenance("nothing", caller_strings=tuple(caller_strings))
 
 
 # Control tokens of gpt-oss, whose names the engine shows and reads everywhere: by names alone.
@@ -411,7 +343,9 @@ def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int
 class _Tokenizer:
     def __init__(self, vocab: Vocab, text: str, caller: PromptProvenance) -> None:
         self._vocab, self._text, self._caller = vocab, text, caller
-        self._caller_text = "\0".join(caller.caller_strings).casefold()
+        strings = [one.casefold() for one in caller.caller_strings]
+        self._caller_text = "\0".join(strings)
+        self._caller_chars, self._caller_words = set(self._caller_text), set(strings) - _ROLES
         self._starts = [a for a, _ in caller.spans]
         self._ends = [b for _, b in caller.spans]
 
@@ -440,8 +374,8 @@ class _Tokenizer:
         """Warns where control tokens that the template may have written itself are read as text."""
         if self._caller.located != "nothing":
             return
-        names, blank_names = self._control_names
-        lost = Counter(names if blank_names is None else blank_names) - Counter(self._names(tokens))
+        names = self._names(self._vocab.tokenize(self._text, parse_special=True))
+        lost = Counter(names) - Counter(self._names(tokens))
         if lost:
             warn(
                 "the caller's text contains names of control tokens, and cannot be located in the "
@@ -466,46 +400,17 @@ class _Tokenizer:
         return [n for t in hidden if (n := vocab.piece(t, special=True).decode(errors="replace"))]
 
     def _is_forged(self, name: str, start: int, end: int) -> bool:
-        caller = self._caller
-        if caller.located == "nothing":
-            return self._may_be_forged(name, start, end)
+        caller, plain = self._caller, name.casefold()
+        if caller.located == "nothing":  # of the caller's characters, or a word of it between signs
+            words = re.findall(r"\w+", plain)
+            return set(plain) <= self._caller_chars or not self._caller_words.isdisjoint(words)
         if self._touching(start, end):
             return True
         if caller.located == "all":
             return False
         if not any(map(is_sign, name)):
-            return name.casefold() in self._caller_text
+            return plain in self._caller_text
         return any(a <= start and end <= b for a, b in caller.lookups)
-
-    def _may_be_forged(self, name: str, start: int, end: int) -> bool:
-        """Whether the caller could have written this name, whatever the template did to the text.
-
-        If a chat has as many control tokens as the same chat without the caller's special
-        characters, they come from the template. So does a single one that is at the same place in
-        both.
-        """
-        plain, blank = name.casefold(), self._caller.blank
-        if blank is not None and len(blank) == len(self._text) and any(map(is_sign, name)):
-            return blank[start:end] != name
-        if plain in self._caller_text:
-            return True
-        names, blank_names = self._control_names
-        if names == blank_names:
-            return False
-        if all(sign in self._caller_text for sign in plain if is_sign(sign)):
-            return True
-        if blank_names is None:  # a word may stand between the template's signs
-            return any(word in self._caller_text.split("\0") for word in re.findall(r"\w+", plain))
-        return names.count(name) != blank_names.count(name)
-
-    @cached_property
-    def _control_names(self) -> tuple[list[str], list[str] | None]:
-        """The names of control tokens in the chat, with the caller's characters and without."""
-        blank = self._caller.blank
-        return self._names_in(self._text), None if blank is None else self._names_in(blank)
-
-    def _names_in(self, text: str) -> list[str]:
-        return self._names(self._vocab.tokenize(text, add_special=False, parse_special=True))
 
     def _widened(self, start: int, end: int, first: int, last: int) -> Span:
         """The span of a name, extended by the caller's spans that overlap it."""

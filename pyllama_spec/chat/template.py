@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any, TypeVar
 
 from pyllama_spec.chat.prompt_provenance import (
@@ -29,7 +30,15 @@ from pyllama_spec.chat.prompt_provenance import (
     tokenize_chat,
 )
 from pyllama_spec.engine import Model, TemplateProgram, Vocab
-from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, shown, warn
+from pyllama_spec.engine.checks import count
+from pyllama_spec.errors import (
+    ArgumentError,
+    ContextFullError,
+    UnsupportedError,
+    both_given,
+    shown,
+    warn,
+)
 
 T = TypeVar("T")
 
@@ -172,19 +181,18 @@ class RenderedChat:
     @property
     def spans(self) -> tuple[Span, ...]:
         """[start, end) of each stretch of the caller's text; () if they are not all known."""
-        return self.caller.spans if self.located in ("all", "messages") else ()
+        return self.caller.spans if self.located == "all" else ()
 
     @property
     def located(self) -> Located:
         """How much of the caller's text was found; it decides how forged names are tokenized.
 
         - "all": every stretch; one that holds a forged name is read as plain text.
-        - "messages": the content of messages, and the signs of names, tools and all else.
         - "signs": signs, or all but what the template itself looks for in texts. That is enough to
           tell forged names; these alone are read as plain text.
         - "nothing": the template processes the text in a way that cannot be followed. A name of a
-          control token that the caller's text could have given is plain text in the whole chat,
-          the template's own too.
+          control token that the characters of the caller's text can spell is plain text in the
+          whole chat, the template's own too.
         """
         return self.caller.located
 
@@ -195,14 +203,11 @@ class RenderedChat:
             tokens.insert(0, vocab.bos)
         return tokens
 
-    def cut(self, at: int, n_left_out: int) -> RenderedChat:
-        """The chat up to a place; of what follows, the first `n_left_out` are the caller's."""
-        caller, blank = self.caller, self.caller.blank
-        n_after = len(self.text) - at - n_left_out
-        if blank is not None:
-            blank = blank[: len(blank) - n_after - n_left_out]
+    def cut(self, at: int) -> RenderedChat:
+        """The chat up to a place."""
+        caller = self.caller
         clipped = replace(
-            caller, blank=blank,
+            caller,
             spans=tuple((a, min(b, at)) for a, b in caller.spans if a < at),
             lookups=tuple((a, min(b, at)) for a, b in caller.lookups if a < at),
         )  # fmt: skip
@@ -214,7 +219,6 @@ class RenderedChat:
         extended = replace(
             caller, spans=(*caller.spans, (len(self.text), len(whole))),
             caller_strings=(*caller.caller_strings, text),
-            blank=None if caller.blank is None else caller.blank + text,
         )  # fmt: skip
         return replace(self, text=whole, caller=extended)
 
@@ -431,15 +435,8 @@ def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
 _MARKS = ("\U0010abce", "\U0010abcf", "\U0010abd0")
 
 
-def _not_shown(name: str) -> UnsupportedError:
-    return UnsupportedError(
-        "is not shown by the chat template in a last message", param="continue_final_message",
-        value=name, remedy="continue its content, or leave `tools` and `reasoning_format` out",
-    )  # fmt: skip
-
-
-def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
-    """The field of the last message to continue: `which`; for True the content if there is one."""
+def check_continuable(messages: Sequence[Message]) -> None:
+    """Refuses chats whose last message is no text of the assistant."""
     last = check_messages(messages)[-1]
     if last["role"] != "assistant":
         raise ArgumentError(
@@ -451,22 +448,11 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
             "continue_final_message",
             problem="continues a text, and the last message is a tool call",
         )
-    if which is True:
-        thinks = bool(last.get("reasoning_content")) and not last["content"]
-        which = "reasoning_content" if thinks else "content"
-    name = str(which)
-    if not isinstance(last.get(name), str):
-        raise ArgumentError(
-            "continue_final_message", name, "a text there",
-            problem=f"is {shown(last.get(name))} in the last message",
-        )  # fmt: skip
-    return name
 
 
 def render_continued(
     template: ChatTemplate,
     messages: Sequence[Message],
-    name: str,
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, Any],
 ) -> RenderedChat:
@@ -481,21 +467,131 @@ def render_continued(
     texts = "".join(str(value) for message in checked for value in message.values())
     mark = next((one for one in _MARKS if one not in texts), "")
     variables = {**variables, "add_generation_prompt": False}
-    if mark and last[name]:
+    if mark and last["content"]:
         rendered = template.render(
-            [*before, {**last, name: last[name] + mark}], tools=tools, **variables
+            [*before, {**last, "content": last["content"] + mark}], tools=tools, **variables
         )
         at = rendered.text.rfind(mark)
         if at >= 0:
-            return rendered.cut(at, len(mark))
-    if name != "content":
-        raise _not_shown(name)
+            return rendered.cut(at)
     variables["add_generation_prompt"] = True
-    return template.render(before, tools=tools, **variables).followed_by(last[name])
+    return template.render(before, tools=tools, **variables).followed_by(last["content"])
 
 
-def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None:
+def check_continued(prompt: str, messages: Sequence[Message]) -> None:
     """Checks a chat that the engine has rendered up to the last message's end."""
-    text = str(check_messages(messages)[-1][name])
+    text = str(check_messages(messages)[-1]["content"])
     if not prompt.endswith(text) and not prompt.rstrip().endswith(text.strip()):
-        raise _not_shown(name)
+        raise UnsupportedError(
+            "is not shown by the chat template in a last message", param="continue_final_message",
+            remedy="leave `tools` and `reasoning_format` out",
+        )  # fmt: skip
+
+
+# Characters of a text whose tokens take a moment.
+LONG_TEXT = 1 << 16
+
+
+def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
+    """Refuses a text that is too long by its bytes alone, before seconds of tokenizing.
+
+    Ids are refused by their number, before they are listed.
+    """
+    if not isinstance(text, (str, bytes)):
+        if isinstance(text, Sequence) and len(text) >= max(n_ctx, LONG_TEXT):
+            raise ContextFullError.of_prompt(len(text), n_ctx)
+        return
+    if len(text) < LONG_TEXT:
+        return
+    # One more: the prefix may merge with one of its tokens.
+    n = vocab.fewest_tokens(text) - 1
+    if n >= n_ctx:
+        raise ContextFullError.of_prompt(n, n_ctx, at_least(n))
+
+
+def at_least(n: int) -> str:
+    """What an error says of a text that was not tokenized."""
+    return f": its bytes make at least {n} tokens (it was not tokenized)"
+
+
+def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
+    """Token ids of a text, with names of control tokens as those tokens; or ids as they are."""
+    if isinstance(prompt, (str, bytes)):
+        return _text_tokens(vocab, prompt)
+    if not isinstance(prompt, Sequence):
+        raise ArgumentError("prompt", prompt, "a text or a list of token ids")
+    for i, token in enumerate(prompt):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise ArgumentError(
+                f"prompt[{i}]", token, "a token id", "create_completion() takes lists of prompts"
+            )
+    try:
+        tokens = [index(token) for token in prompt]
+    except TypeError as error:  # an array, say: it has an index only if it holds one number
+        raise ArgumentError(
+            "prompt", problem=f"has an item that is not a token id: {error}"
+        ) from None
+    if not tokens:
+        raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
+    vocab.check_ids(tokens, "prompt")
+    return tokens
+
+
+def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = False) -> list[int]:
+    """The prompt for text between `prompt` and `suffix`: prefix, suffix, middle.
+
+    With `is_spm` the order is suffix, prefix, middle, as some models learned it. A `suffix` of ""
+    needs no tokens for a gap.
+    """
+    if not isinstance(prompt, str) or not isinstance(suffix, str):
+        raise ArgumentError("suffix", suffix, "a text, and a text as `prompt`")
+    ids = [vocab.special(name) for name in ("fim_pre", "fim_suf", "fim_mid")]
+    before, after, middle = ids
+    if before is None or after is None or middle is None:
+        if not suffix:
+            return prompt_tokens(vocab, prompt)
+        raise UnsupportedError(
+            "needs fill-in-the-middle tokens, which this model has not",
+            param="suffix",
+            remedy="leave it out",
+        )
+    bos = [vocab.bos] if vocab.adds_bos and vocab.bos is not None else []
+    head = vocab.tokenize(prompt, add_special=False)
+    tail = vocab.tokenize(suffix, add_special=False)
+    if is_spm:
+        return [*bos, after, *tail, before, *head, middle]
+    return [*bos, before, *head, after, *tail, middle]
+
+
+def _text_tokens(vocab: Vocab, text: str | bytes) -> list[int]:
+    tokens = vocab.tokenize(text, add_special=False, parse_special=True)
+    # A text that begins with the name of BOS, as rendered chats do, gets no second one.
+    needs_bos = vocab.adds_bos or not tokens
+    if needs_bos and vocab.bos is not None and tokens[:1] != [vocab.bos]:
+        tokens.insert(0, vocab.bos)
+    if not tokens:
+        raise ArgumentError("prompt", "", "a text, as the model has no BOS token")
+    return tokens
+
+
+def chat_top_logprobs(logprobs: object, top_logprobs: object, most: int) -> int | None:
+    """How many alternatives a chat reports per token; None for no log-probabilities."""
+    if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
+        raise ArgumentError("logprobs", logprobs, bool, "give the number as `top_logprobs`")
+    n = 0 if top_logprobs is None else count(top_logprobs, "top_logprobs", 0, most)
+    return n if logprobs else None
+
+
+def template_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The caller's variables for the chat template."""
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise ArgumentError("chat_template_kwargs", variables, "an object of names")
+    taken = {"messages", "tools"} & set(variables)
+    if taken:
+        raise ArgumentError(
+            "chat_template_kwargs", problem=f"has {', '.join(sorted(taken))}",
+            remedy="give that as its own argument",
+        )  # fmt: skip
+    return dict(variables)

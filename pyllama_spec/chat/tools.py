@@ -12,7 +12,6 @@ from pyllama_spec.chat.answers import (
     AnyReader,
     ContinuedReader,
     EngineReader,
-    ForcedReader,
     after,
     calls_grammar,
     either,
@@ -85,6 +84,11 @@ class ToolRequest:
             if not isinstance(parameters, Mapping | None):
                 param = f"{place.format(i)}.parameters"
                 raise ArgumentError(param, parameters, "a JSON schema as an object")
+            named = (parameters or {}).get("properties")
+            for name in named if isinstance(named, Mapping) else ():
+                if not _is_name(name):
+                    param = f"{place.format(i)}.parameters.properties"
+                    raise ArgumentError(param, name, "names that templates can write")
         if reasoning_format not in (None, *REASONING):
             raise ArgumentError(
                 "reasoning_format", reasoning_format, f"one of {', '.join(REASONING)}"
@@ -135,9 +139,14 @@ def _dicts(value: object, name: str) -> list[Mapping[str, Any]]:
 def _name(tool: Mapping[str, Any], place: str = "") -> str:
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not _is_name(name):
         raise ArgumentError(place, function, 'an object with a "name"')
     return name
+
+
+def _is_name(name: object) -> bool:
+    """Whether a template can write a name: it shows, and does not end a text of C."""
+    return bool(str(name).strip()) and "\0" not in str(name)
 
 
 def _choice(choice: object, names: Sequence[str]) -> str:
@@ -174,7 +183,8 @@ class ToolChats:
         request: ToolRequest,
         variables: Mapping[str, Any],
         schema: Any = None,
-        going_on: str | None = None,
+        *,
+        is_continued: bool = False,
     ) -> tuple[RenderedChat, AnswerReader]:
         """Renders the prompt of a chat, and makes the reader of its answer."""
         checked = check_messages(messages)
@@ -182,7 +192,8 @@ class ToolChats:
         # Where a call has to be, no content is left that a schema could be for.
         wants_call = request.wants_call
         schema = None if wants_call else schema
-        chat = _Chat(self._parser, request, schema, going_on, call_rules(request.offered, schema))
+        rules = call_rules(request.offered, schema)
+        chat = _Chat(self._parser, request, schema, is_continued, rules)
         caller_variables = {"tools": offered, **variables}
         try:
             session, checked = render_messages(
@@ -202,9 +213,9 @@ class ToolChats:
             remedy = 'chat_format="chatml-function-calling" of Llama() writes them into the prompt'
             warn(f"{rendered.note}; {remedy}")
         if wants_call and not session.grammar:
-            return rendered, ForcedReader(offered[0]) if request.forced else AnyReader(offered)
+            return rendered, AnyReader(offered)
         reader = chat.reader(session, checked, caller_variables)
-        return rendered, reader if going_on is None else ContinuedReader(reader)
+        return rendered, ContinuedReader(reader) if is_continued else reader
 
     def _refusal(
         self,
@@ -226,7 +237,7 @@ class ToolChats:
     def _refused_part(
         self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]
     ) -> str:
-        """The tool and parameter that the template cannot render alone; "" if it is none."""
+        """The tool that the template cannot render alone; "" if it is none."""
 
         def fails(*tools: Mapping[str, Any]) -> bool:
             chat = _Chat(self._parser, ToolRequest(tools), None)
@@ -238,15 +249,7 @@ class ToolChats:
 
         if fails():
             return ""
-        for tool in filter(fails, variables["tools"]):
-            function = tool["function"]
-            schema = function.get("parameters") or {}
-            for name, one in (schema.get("properties") or {}).items():
-                alone = {**schema, "properties": {name: one}, "required": [name]}
-                if fails({**tool, "function": {**function, "parameters": alone}}):
-                    return f"tool {_name(tool)}, parameter {name}: "
-            return f"tool {_name(tool)}: "
-        return ""
+        return next((f"tool {_name(one)}: " for one in variables["tools"] if fails(one)), "")
 
     def close(self) -> None:
         """Releases the parser."""
@@ -257,14 +260,14 @@ class ToolChats:
 class _Chat:
     """One chat as a request to the engine.
 
-    `schema` is that of the content if no tool is called, `going_on` the part of the last message
-    that the answer continues. `rules` stand in place of the engine's for the schemas.
+    `schema` is that of the content if no tool is called; `is_continued` if the answer continues the
+    last message. `rules` stand in place of the engine's for the schemas.
     """
 
     parser: ChatParser
     request: ToolRequest
     schema: Any
-    going_on: str | None = None
+    is_continued: bool = False
     rules: Sequence[Mapping[str, Any]] = ()
 
     def session(
@@ -296,8 +299,8 @@ class _Chat:
         if request.parallel is not None or request.forced:
             # A function that is named is called once: a small model would call it to the end.
             asked["parallel_tool_calls"] = bool(request.parallel)
-        if self.going_on is not None:
-            asked["continue_final_message"] = self.going_on
+        if self.is_continued:
+            asked["continue_final_message"] = "content"
         if self.rules and not is_plain:
             asked["schema_rules"] = self.rules
         if is_plain:

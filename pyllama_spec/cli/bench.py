@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyllama_spec.cli.options import PLACES, add_options, given, path_argument
-from pyllama_spec.cli.own_draft import HELP, own_draft
+from pyllama_spec.cli.options import HELP, PLACES, add_options, given, own_draft, path_argument
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.llama.open_options import OpenOptions

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from pyllama_spec.cli.generate import (
@@ -20,7 +18,6 @@ from pyllama_spec.cli.generate import (
     print_pieces,
     request_options,
 )
-from pyllama_spec.cli.line_editor import LineEditor
 from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.llama import Llama
@@ -33,8 +30,6 @@ _MAX_TOKENS = 1024
 _HELP = """\
 /help              this text
 /reset             begin anew; the system message stays
-/system TEXT       set the system message; without TEXT, take it away
-/save FILE         the conversation as one line of JSON, as --prompts of bench and train take it
 /quit, Ctrl-D      leave
 Ctrl-C             end the answer, or drop what is typed
 Several lines: paste them, or end a line with \\"""
@@ -59,22 +54,33 @@ def run_chat(args: argparse.Namespace) -> int:
             _ = llama.template
         for one in noted:
             print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
-        if sys.stdin.isatty():
+        is_typed = sys.stdin.isatty() and sys.stdout.isatty()
+        if is_typed:
             print(dim("/help says what can be done, Ctrl-D leaves", sys.stdout))
+            with contextlib.suppress(ImportError):  # not on every platform
+                # What is pasted is one message then.
+                import_module("readline").parse_and_bind("set enable-bracketed-paste on")
         chat = _Chat(llama, args)
-        with closing(LineEditor()) as editor:
-            while (text := _next_message(editor)) is not None:
-                if not chat.take(text):
-                    break
+        while (text := _next_message(is_typed)) is not None:
+            if not chat.take(text):
+                break
     return 0
 
 
-def _next_message(editor: LineEditor) -> str | None:
+def _next_message(is_typed: bool) -> str | None:
+    """The next message, or None at the end of the input; without a terminal a line is one."""
+    if not is_typed:
+        return next((line.rstrip("\r\n") for line in sys.stdin if line.strip()), None)
+    lines: list[str] = []
     try:
-        return editor.read()
+        while not lines or lines[-1].endswith("\\"):
+            lines.append(input(". " if lines else "> "))
     except KeyboardInterrupt:
         print()
         return ""
+    except EOFError:
+        return None
+    return "\n".join(line.removesuffix("\\") for line in lines)
 
 
 class _Chat:
@@ -82,39 +88,35 @@ class _Chat:
 
     def __init__(self, llama: Llama, args: argparse.Namespace) -> None:
         self._llama, self._options = llama, request_options(args)
-        self._system: str | None = args.system
+        self._head: list[dict[str, Any]] = []
+        if args.system is not None:
+            self._head.append({"role": "system", "content": args.system})
         self._has_figures, self._is_first = not args.quiet, True
         self._turns: list[dict[str, Any]] = []
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: print(_HELP),
-            "/reset": self._reset,
-            "/system": self._set_system,
-            "/save": self._save,
-        }
 
     def take(self, text: str) -> bool:
         """Answers a message, or executes a command; returns False to quit."""
-        name, _, rest = text.strip().partition(" ")
+        name = text.strip().partition(" ")[0]
         if name in ("/quit", "/exit"):
             return False
-        if name in self._commands:
-            self._commands[name](rest.strip())
+        if name == "/help":
+            print(_HELP)
+        elif name == "/reset":
+            self._turns = []
+            print("A new conversation.")
         elif name.startswith("/") and name[1:].isalpha() and "\n" not in text:
             print(f"There is no {name}; /help lists the commands.")
         elif text.strip():
             self._answer(text)
         return True
 
-    @property
-    def _messages(self) -> list[dict[str, Any]]:
-        head = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return head + self._turns
-
     def _answer(self, text: str) -> None:
         self._turns.append({"role": "user", "content": text})
         generation = None
         try:
-            generation = self._llama.generate_chat_steps(self._messages, **self._options)
+            generation = self._llama.generate_chat_steps(
+                [*self._head, *self._turns], **self._options
+            )
             with generation:
                 print_pieces(generation, silent=False)
         except KeyboardInterrupt:
@@ -134,24 +136,3 @@ class _Chat:
             print_notes(figure_lines(stats, timing, has_load=self._is_first))
         self._is_first = False
         self._turns.append({"role": "assistant", "content": generation.record.text})
-
-    def _reset(self, _: str) -> None:
-        self._turns = []
-        print("A new conversation" + ("." if self._system is None else ", same system message."))
-
-    def _set_system(self, text: str) -> None:
-        self._system = text or None
-        print("The system message is set." if text else "There is no system message now.")
-
-    def _save(self, text: str) -> None:
-        if not text:
-            print("/save FILE")
-            return
-        chat = {"id": "chat", "category": "chat", "messages": self._messages}
-        try:
-            path = Path(text).expanduser()
-            path.write_text(json.dumps(chat, ensure_ascii=False) + "\n", encoding="utf-8")
-            print(f"{path}: {len(chat['messages'])} messages")
-        except (OSError, RuntimeError) as error:  # the second where no home folder is known
-            reason = getattr(error, "strerror", None) or error
-            print(f"{text} cannot be written: {reason}")

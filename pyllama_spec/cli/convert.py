@@ -25,9 +25,8 @@ def add_convert(commands: _Commands) -> None:
         "GGUF of an EAGLE-3 head",
     )  # fmt: skip
     parser.add_argument(
-        "--target", type=Path, metavar="TARGET",
-        help="the target's GGUF, or its folder with config.json and tokenizer.json; with --to "
-        "the name or folder of its original",
+        "--target", type=Path, metavar="TARGET.gguf",
+        help="the target's GGUF; with --to the name or folder of its original",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="OUT.gguf",
@@ -58,7 +57,7 @@ def run_convert(args: argparse.Namespace) -> int:
         print(f"{args.output}: config.json and model.safetensors in the layout {args.to}")
         return 0
     if args.target is None:
-        raise ArgumentError("target", None, "the GGUF or folder that the draft was made for")
+        raise ArgumentError("target", None, "the GGUF that the draft was made for")
     report = convert_draft(
         args.draft,
         args.target,
@@ -73,7 +72,7 @@ def run_convert(args: argparse.Namespace) -> int:
     vocabulary = "" if report.n_draft_vocab is None else f", {report.n_draft_vocab} draft tokens"
     blocks = "" if report.block_size is None else f", blocks of {report.block_size}"
     print(
-        f"{report.path}: {report.draft} ({report.layout}), layer inputs {layers} of the target"
+        f"{report.path}: {report.draft}, layer inputs {layers} of the target"
         f"{blocks}{vocabulary}, {report.n_tensors} tensors, {report.type_name}, "
         f"{report.n_bytes / 1e6:.1f} MB"
     )

@@ -14,8 +14,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from pyllama_spec._version import __version__
-from pyllama_spec.cli.options import add_options, given, path_argument
-from pyllama_spec.cli.own_draft import HELP, own_draft
+from pyllama_spec.cli.options import HELP, add_options, given, own_draft, path_argument
 from pyllama_spec.cli.wording import whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.registry import make_drafter_for, open_before, wants_head

@@ -20,8 +20,7 @@ from pyllama_spec.cli.convert import add_convert
 from pyllama_spec.cli.doctor import add_doctor
 from pyllama_spec.cli.generate import add_generate
 from pyllama_spec.cli.memory import add_memory
-from pyllama_spec.cli.options import check_pairs
-from pyllama_spec.cli.own_draft import own_drafts_closed
+from pyllama_spec.cli.options import check_pairs, own_drafts_closed
 from pyllama_spec.cli.rpc_server import add_rpc_server
 from pyllama_spec.cli.serve import add_serve
 from pyllama_spec.cli.train import add_train

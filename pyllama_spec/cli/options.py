@@ -3,17 +3,67 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable, Mapping
+import re
+import sys
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pyllama_spec.cli.own_draft import HELP, own_draft
+from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.registry import NONE
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
 from pyllama_spec.options import Option, Read, file_name, options_of
 from pyllama_spec.requests.options import RequestOptions
+
+_WORD = r"[^\W\d]\w*"
+_OWN_DRAFTER = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
+HELP = "or MODULE:FUNCTION, which makes a drafter of your own"
+# The drafters of the command that runs.
+_made: list[Drafter] = []
+
+
+@contextmanager
+def own_drafts_closed() -> Iterator[None]:
+    """Around a command: closes the drafters that it made."""
+    try:
+        yield
+    finally:
+        while _made:
+            _made.pop().close()
+
+
+def own_draft(draft: str) -> str | Drafter:
+    """Calls the function that -d MODULE:FUNCTION names; returns any other text unchanged.
+
+    The module is looked for where Python looks, and last in the current folder. A class is such a
+    function too, if it takes no arguments.
+    """
+    found = _OWN_DRAFTER.fullmatch(draft)
+    if found is None or Path(draft).exists():
+        return draft
+    module, name = found.groups()
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        drafter = getattr(import_module(module), name)()
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error!s:.300}"
+        raise ArgumentError(
+            "draft", draft,
+            problem=f"failed: {what} ({Path(frame.filename).name}, line {frame.lineno})",
+        ) from error  # fmt: skip
+    if not isinstance(drafter, Drafter):
+        raise ArgumentError("draft", draft, "a Drafter", problem=f"gives {shown(drafter)}")
+    _made.append(drafter)
+    return drafter
+
 
 _Parser: TypeAlias = "argparse.ArgumentParser | argparse._ActionsContainer"
 # The groups of OpenOptions that place a target and a draft, and bound a draft.
@@ -114,8 +164,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a generation."""
     add_options(parser, RequestOptions, "sampling")
     parser.add_argument("--grammar", type=Path, metavar="GRAMMAR",
-        help="a file with GBNF rules, or with Lark rules that begin with "
-        "%%llguidance {}")  # fmt: skip
+        help="a file with GBNF rules")  # fmt: skip
 
 
 # ---- options that would do nothing though their writer relies on them

@@ -9,7 +9,7 @@ from types import FrameType
 
 from pyllama_spec.cli.options import argument
 from pyllama_spec.cli.wording import whole_number
-from pyllama_spec.engine.rpc import DEFAULT_CLIENT_TIMEOUT_S, DEFAULT_PORT, RpcServer
+from pyllama_spec.engine.rpc import DEFAULT_PORT, RpcServer
 from pyllama_spec.options import words_of
 
 
@@ -40,10 +40,6 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="CPU threads for each client [the physical cores]",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout", type=float, default=DEFAULT_CLIENT_TIMEOUT_S, metavar="SECONDS",
-        help="maximum silence of a client before its first message, and within a message",
-    )  # fmt: skip
-    parser.add_argument(
         "--verbose", action="store_true", help="log clients that connect and disconnect"
     )
     parser.set_defaults(run=_run_rpc_server)
@@ -55,7 +51,7 @@ def _run_rpc_server(args: argparse.Namespace) -> int:
 
     with RpcServer(
         args.host, args.port, devices=args.devices, n_threads=args.n_threads,
-        timeout=args.timeout, on_note=_say if args.verbose else None,
+        on_note=_say if args.verbose else None,
     ) as server:  # fmt: skip
         before = signal.signal(signal.SIGTERM, stop)
         try:

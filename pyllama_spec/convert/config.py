@@ -115,14 +115,6 @@ class Fields:
             raise self.fail(key, "a list of integers")
         return tuple(value)
 
-    def numbers(self, key: str, n: int) -> list[float]:
-        """Reads a list of n positive numbers."""
-        value = self.get(key)
-        is_list = isinstance(value, list) and all(type(x) in (int, float) for x in value)
-        if not is_list or len(value) != n or not all(0 < x <= _MAX_NUMBER for x in value):
-            raise self.fail(key, f"a list of {n} positive numbers")
-        return [float(x) for x in value]
-
     def inner(self, key: str) -> Fields:
         """The object of a key; empty if the key is missing."""
         value = self.get(key)

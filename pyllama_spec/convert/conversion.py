@@ -13,9 +13,9 @@ from pyllama_spec.convert.draft import Source
 from pyllama_spec.convert.eagle3 import make_eagle3
 from pyllama_spec.convert.layer_ids import Convention
 from pyllama_spec.convert.layout import CheckpointTensors
-from pyllama_spec.convert.target import read_target
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, ConversionError, ModelLoadError
 from pyllama_spec.files import why_no_output
+from pyllama_spec.gguf.target import Target, read_target
 from pyllama_spec.gguf.writer import KINDS, Kind, Output, import_gguf, write_gguf
 
 PathLike = str | os.PathLike[str]
@@ -30,7 +30,6 @@ class ConversionReport:
     Attributes:
         path: the GGUF.
         draft: the kind of draft, such as "EAGLE-3" or "DSpark".
-        layout: the tool that wrote the checkpoint, as far as the files tell.
         target_layers: layer inputs of the target that the draft reads.
         layer_ids: how the draft's own layer ids were read: "default", "input" or "output".
         n_tensors: tensors of the GGUF.
@@ -44,7 +43,6 @@ class ConversionReport:
 
     path: Path
     draft: str
-    layout: str
     target_layers: tuple[int, ...]
     layer_ids: str
     n_tensors: int
@@ -72,7 +70,7 @@ def convert_draft(
 
     Args:
         draft_dir: the draft's folder, with config.json and .safetensors or .bin files.
-        target: the target's GGUF, or its folder with config.json and tokenizer.json.
+        target: the target's GGUF.
         out_path: the GGUF to write; it replaces an existing file once it is complete.
         kind: type of the matrices; None keeps the checkpoint's. Norms and biases are F32.
         layer_ids: how the draft's layer ids count, if its files do not tell or are wrong.
@@ -92,13 +90,12 @@ def convert_draft(
     _check_output(out, target_path, Path(draft_dir))
     checkpoint = open_checkpoint(Path(draft_dir))
     make = make_dflash if is_dflash(checkpoint.config, checkpoint.tensors) else make_eagle3
-    tensors, facts = CheckpointTensors(checkpoint.tensors), read_target(target_path)
+    tensors, facts = CheckpointTensors(checkpoint.tensors), _read_target(target_path)
     draft = make(Source(checkpoint, tensors, facts, target_path, layer_ids))
     keys = {f"{draft.arch}.{name}": value for name, value in draft.keys.items()}
     keys |= {
         f"{draft.arch}.target_layers": draft.ids.target_layers,
         "pyllama_spec.convert.version": str(VERSION),
-        "pyllama_spec.convert.layout": draft.layout,
         "pyllama_spec.convert.layer_ids": draft.ids.counted,
     }
     tokenizer = {**facts.tokenizer, **(draft.tokenizer or {})}
@@ -107,7 +104,6 @@ def convert_draft(
     return ConversionReport(
         path=out,
         draft=draft.name,
-        layout=draft.layout,
         target_layers=draft.ids.target_layers,
         layer_ids=draft.ids.counted,
         n_tensors=len(draft.tensors),
@@ -118,6 +114,13 @@ def convert_draft(
         n_bytes=written.n_bytes,
         notes=(*draft.notes, *written.notes),
     )
+
+
+def _read_target(path: Path) -> Target:
+    try:
+        return read_target(path)
+    except ModelLoadError as error:
+        raise ConversionError(str(error)) from None
 
 
 def _check_output(out: Path, target: Path, draft: Path) -> None:

@@ -1,7 +1,7 @@
 """DFlash, DFlash2 and DSpark drafts of z-lab, SpecForge, DeepSpec and speculators / RedHat.
 
 docs/convert.md lists the GGUF's names and shapes. RoPE turns the halves of a head on both sides,
-so that rows stay as they are, but for a checkpoint that says otherwise.
+so that rows stay as they are.
 
 The injected rows come before every slot. Within the block a layer is causal or not:
 
@@ -33,8 +33,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pyllama_spec.convert.config import Fields, Sizes, body_of, check_supported, read_sizes
 from pyllama_spec.convert.draft import Draft, Source, sizes_of
 from pyllama_spec.convert.layer_ids import Convention, Ids, to_inputs
@@ -53,7 +51,6 @@ from pyllama_spec.convert.vocabulary import Vocabulary, take_vocabulary
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.reader import GgufKey
 from pyllama_spec.gguf.target import Target
-from pyllama_spec.gguf.tensors import Rows
 
 KINDS = ("dflash", "dflash2", "dspark")
 _MARKOV, _CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
@@ -131,6 +128,7 @@ _OWN_TENSORS = re.compile(
 )
 # The engine computes GELU by its tanh formula.
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+_NEOX = "RoPE has to turn the halves of a head"
 _SUPPORTED = (
     ("speculators_model_type", KINDS, "this kind of draft is not supported"),
     ("attn_output_gate", (False,), "the engine's DFlash graph has no gate"),
@@ -138,6 +136,8 @@ _SUPPORTED = (
     ("use_qk_norm", (True,), "the engine's DFlash graph norms queries and keys"),
     ("use_aux_hidden_state", (True,), "the draft does not read the target's rows"),
     ("markov_head_type", ("vanilla",), "the engine has 'vanilla' alone"),
+    ("rope_is_neox_style", (True,), _NEOX),
+    ("is_neox_style", (True,), _NEOX),
 )
 # The GGUF's keys of numbers, and the options that they come from; a factor of 1 is left out.
 _NUMBERS = {
@@ -175,7 +175,6 @@ class Config:
     sizes: Sizes
     options: Fields
     is_speculators: bool
-    layout: str  # the tool that wrote the files, for people
     block_size: int
     mask_token: int
     layer_ids: Ids  # as written in the file
@@ -186,7 +185,6 @@ class Config:
     rope: Rope
     has_bias: bool
     has_sinks: bool
-    is_interleaved: bool
     notes: tuple[str, ...]
 
 
@@ -223,7 +221,6 @@ def read_config(config: Mapping[str, Any]) -> Config:
         sizes=sizes,
         options=options,
         is_speculators=is_speculators,
-        layout=_layout(top, is_speculators),
         block_size=block_size,
         mask_token=mask_token,
         layer_ids=ids,
@@ -234,7 +231,6 @@ def read_config(config: Mapping[str, Any]) -> Config:
         rope=rope,
         has_bias=body.flag("attention_bias"),
         has_sinks=options.flag("attention_sink_bias", body.flag("add_swa_attention_sink_bias")),
-        is_interleaved=_is_interleaved(body),
         notes=(*rope.notes, *notes),
     )
 
@@ -257,17 +253,6 @@ def _options(top: Fields, body: Fields, is_speculators: bool) -> Fields:
     return all_places[0].beside(*all_places[1:])
 
 
-def _layout(top: Fields, is_speculators: bool) -> str:
-    if is_speculators:
-        return "speculators"
-    names = top.names("architectures")
-    if any(top.has(key) for key in _INNER):
-        return "SpecForge" if "DSparkDraftModel" in names else "z-lab"
-    if "MuseGlimmerAssistantModel" in names:
-        return "Muse-Glimmer"
-    return "DeepSpec" if any("DSpark" in name for name in names) else "flat"
-
-
 def _layer_ids(options: Fields, top: Fields) -> tuple[Ids, Convention]:
     """The layer ids and what they count, which the key's name tells in all published files."""
     outputs, inputs = options.ids("target_layer_ids"), top.ids("aux_hidden_state_layer_ids")
@@ -286,21 +271,9 @@ def _layer_ids(options: Fields, top: Fields) -> tuple[Ids, Convention]:
     return outputs, "output"
 
 
-def _is_interleaved(body: Fields) -> bool:
-    declared = {body.optional_flag(key) for key in ("rope_is_neox_style", "is_neox_style")} - {None}
-    if len(declared) > 1:
-        raise body.fail("is_neox_style", "what rope_is_neox_style is")
-    return declared == {False}
-
-
 def _rope(body: Fields, head_size: int, is_speculators: bool) -> Rope:
     # Readers of speculators' files disagree whether the share, left from the target, applies.
     rope = read_rope(body, head_size, ignored=_MROPE, partial=not is_speculators)
-    if rope.keys.get("rope.scaling.type") == "longrope":
-        raise ConversionError(
-            "RoPE scaling of kind 'longrope' is not supported: the engine's DFlash graph has no "
-            "factors for it"
-        )
     scaling = body.inner("rope_scaling").beside(body.inner("rope_parameters"))
     if not (body.has("rope_theta") or scaling.has("rope_theta")):
         # transformers takes 10000, vLLM a million.
@@ -495,9 +468,7 @@ def make_dflash(source: Source) -> Draft:
     facts = _facts(config, heads, vocabulary, n_wanted)
     planned = plan_tensors(_TABLE, tensors, [facts] * sizes.n_layer, notes)
     keys = _keys(config, heads, target, notes)
-    tensors_written = with_own_matrices(
-        planned, sizes.n_embd, config.mask_token, source, "embedding_scale" in keys, notes
-    )
+    tensors_written = with_own_matrices(planned, source, notes)
     if target.n_layer in ids.target_layers:
         notes.append(
             "the row that leaves the target's last block is taken before the final norm, as vLLM "
@@ -506,7 +477,6 @@ def make_dflash(source: Source) -> Draft:
     return Draft(
         arch="dflash",
         name=heads.name,
-        layout=config.layout,
         keys=keys,
         ids=ids,
         tensors=(*tensors_written, *config.rope.planned),
@@ -542,11 +512,6 @@ def _facts(config: Config, heads: Heads, vocabulary: Vocabulary, n_target_layers
     n_kernel = selector.get("conv_kernel_size", 0)
     n_groups = sizes.n_embd // selector.get("conv_group_size", 1)
     output = "the draft has a vocabulary of its own, and the target's output has another"
-    orders = {
-        "q": half_rows(sizes.n_head, sizes.head_size),
-        "k": half_rows(sizes.n_head_kv, sizes.head_size),
-        "head": half_rows(1, sizes.head_size),
-    }
     return Facts(
         sizes={
             **sizes_of(sizes, vocabulary, n_target_layers, sizes.n_embd),
@@ -571,7 +536,6 @@ def _facts(config: Config, heads: Heads, vocabulary: Vocabulary, n_target_layers
             "qk_norm": True,
             "sinks": config.has_sinks,
         },
-        orders=orders if config.is_interleaved else {},
         made=vocabulary.tensors,
     )
 
@@ -603,13 +567,3 @@ def _keys(config: Config, heads: Heads, target: Target, notes: list[str]) -> dic
         else:
             numbers["embedding_scale"] = math.sqrt(target.n_embd)
     return keys | {name: number for name, number in numbers.items() if number != 1}
-
-
-def half_rows(n_head: int, head_size: int) -> Rows:
-    """The row order that turns RoPE's neighbours (2i, 2i + 1) into (i, i + head_size / 2).
-
-    int `[n_head * head_size]`.
-    """
-    head = np.arange(head_size).reshape(head_size // 2, 2).T.ravel()
-    rows: Rows = (np.arange(n_head)[:, None] * head_size + head).ravel().astype(np.intp)
-    return rows

@@ -33,7 +33,6 @@ class Draft:
 
     arch: str
     name: str
-    layout: str
     keys: Mapping[str, Any]  # without the architecture's prefix
     ids: ResolvedIds
     tensors: Sequence[PlannedTensor]  # in the GGUF's order

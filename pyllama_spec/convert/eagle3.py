@@ -54,8 +54,6 @@ TABLE = Table(
 )  # fmt: skip
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-# Options that only NVIDIA ModelOpt writes.
-_MODELOPT = ("use_last_layernorm", "use_input_layernorm_in_first_layer", "next_layer_regular")
 _PARALLEL = "a head that drafts in parallel is not supported"
 _BUILD = "a head of that build is not supported"
 _SUPPORTED = (
@@ -80,7 +78,6 @@ class Config:
     """A head as its config.json describes it; None is for what the file does not say."""
 
     sizes: Sizes
-    layout: str  # the tool that wrote the files, for people
     n_target_layers: int | None
     flags: Mapping[str, bool]  # by the names of FLAGS; docs/eagle3.md explains them
     output_gate: bool
@@ -121,7 +118,6 @@ def read_config(config: Mapping[str, Any]) -> Config:
         )
     return Config(
         sizes=sizes,
-        layout=_layout(top, eagle),
         n_target_layers=top.optional_size("num_aux_hidden_states"),
         flags=flags,
         output_gate=body.flag("attn_output_gate"),
@@ -132,17 +128,6 @@ def read_config(config: Mapping[str, Any]) -> Config:
         nested_ids=eagle.ids(LAYER_IDS),
         notes=tuple(notes),
     )
-
-
-def _layout(top: Fields, eagle: Fields) -> str:
-    if top.has("speculators_model_type"):
-        return "speculators"
-    if any(eagle.has(key) for key in _MODELOPT):
-        return "NVIDIA ModelOpt"
-    names = top.names("architectures")
-    if eagle.values or "LlamaForCausalLMEagle3" in names:
-        return "SpecForge"
-    return "SafeAILab" if "LlamaForCausalLM" in names else "flat"
 
 
 def make_eagle3(source: Source) -> Draft:
@@ -182,7 +167,6 @@ def make_eagle3(source: Source) -> Draft:
     return Draft(
         arch="eagle3",
         name="EAGLE-3",
-        layout=config.layout,
         keys=keys,
         ids=ids,
         tensors=(*planned, *config.rope.planned),

@@ -9,8 +9,6 @@ what the engine computes from the keys (src/llama-context.cpp, ggml's rope_yarn)
     yarn       rope.scaling.type, .factor, .original_context_length; .attn_factor where the scale of
                cos and sin is not yarn's own 0.1 ln(factor) + 1, by which it is multiplied
     llama3     rope_freqs.weight: what each frequency is divided by
-    longrope   rope.scaling.type, .original_context_length, .attn_factor, and the tensors
-               rope_factors_long.weight and rope_factors_short.weight
 """
 
 from __future__ import annotations
@@ -38,9 +36,8 @@ _KNOWN = {
         "mscale_all_dim", "truncate",
     },
     "llama3": {"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"},
-    "longrope": {"factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor"},
 }  # fmt: skip
-_NAMES = {"default": "none", "none": "none", "su": "longrope"}
+_NAMES = {"default": "none", "none": "none"}
 _REFUSED = {
     "dynamic": "its frequencies change with the length of the text",
     "mrope": "it gives each token three positions",
@@ -89,11 +86,6 @@ def read_rope(
         keys |= _yarn(scaling)
     elif kind == "llama3":
         tensors["rope_freqs.weight"] = _llama3(scaling, base, n_rot)
-    elif kind == "longrope":
-        keys |= _longrope(config, scaling)
-        for part in ("long", "short"):
-            factors = scaling.numbers(f"{part}_factor", n_rot // 2)
-            tensors[f"rope_factors_{part}.weight"] = np.array(factors, np.float32)
     return Rope(keys, tensors, notes)
 
 
@@ -186,20 +178,3 @@ def _llama3(scaling: Fields, base: float, head_size: int) -> Floats:
     s = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     result: Floats = (1.0 / ((1.0 - s) / factor + s)).astype(np.float32)
     return result
-
-
-def _longrope(config: Fields, scaling: Fields) -> dict[str, str | int | float]:
-    """The longrope keys; the scale of cos and sin is sqrt(1 + ln(factor) / ln(original))."""
-    place = config if config.has(_ORIGINAL) else scaling
-    original = place.size(_ORIGINAL)
-    if original == 1:
-        raise place.fail(_ORIGINAL, "above 1")
-    stretched = config.size("max_position_embeddings") / original
-    factor = scaling.number("factor", stretched)
-    scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    scale = scaling.number("attention_factor", scale)
-    return {
-        "rope.scaling.type": "longrope",
-        "rope.scaling.original_context_length": original,
-        "rope.scaling.attn_factor": scale,
-    }

@@ -112,15 +112,6 @@ def _tensor(path: Path, name: str, dtype: str, shape: tuple[int, ...], offset: i
 
 def read_torch(path: Path) -> dict[str, SourceTensor]:
     """The tensors of a state dict by name; their bytes are mapped, and read on demand."""
-    values = read_torch_values(path)
-    tensors = {name: value for name, value in values.items() if isinstance(value, SourceTensor)}
-    if other := sorted(values.keys() - tensors.keys()):
-        raise ConversionError(f"{path.name}: {other[0]!r} is {values[other[0]]!r}, not a tensor")
-    return tensors
-
-
-def read_torch_values(path: Path) -> dict[str, SourceTensor | int]:
-    """The tensors and integers of a dict by name; a lone tensor has the name ""."""
     try:
         import torch
     except ImportError:
@@ -137,20 +128,16 @@ def read_torch_values(path: Path) -> dict[str, SourceTensor | int]:
             f"{path.name} cannot be read: {why}; download it again, or give the checkpoint as "
             ".safetensors"
         ) from None
-    values = {"": content} if isinstance(content, torch.Tensor) else content
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ConversionError(f"{path.name} holds a {type(content).__name__}, no named tensors")
-    return {name: _value(path, name, value, torch.uint8) for name, value in values.items()}
+    return {name: _of_torch(path, name, value, torch.uint8) for name, value in content.items()}
 
 
-def _value(path: Path, name: str, value: Any, byte: Any) -> SourceTensor | int:
-    if type(value) is int:
-        return value
+def _of_torch(path: Path, name: str, value: Any, byte: Any) -> SourceTensor:
     dtype = _DTYPES.get(str(getattr(value, "dtype", None)).removeprefix("torch."))
     if dtype is None:
         raise ConversionError(
-            f"{path.name}: {name!r} is no integer and no tensor of a known type; known are "
-            f"{', '.join(_DTYPES)}"
+            f"{path.name}: {name!r} is no tensor of a known type; known are {', '.join(_DTYPES)}"
         )
 
     def read() -> Raw:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import ffi, lib
-from pyllama_spec.engine.checks import count, int32
+from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
@@ -78,23 +78,11 @@ class Batch:
             ArgumentError: the batch is full, a number is out of range, or the row has another
                 width.
         """
-        i = self.n_tokens
-        if i >= self.n_max:
-            raise ArgumentError(
-                "tokens", problem="fill the batch", expected=f"at most {self.n_max} tokens"
-            )
-        if token is not None:
-            self._ids[i] = int32(token, "token")
-        elif row is None:
+        if token is None and row is None:
             raise ArgumentError("token", None, "an id or a row")
-        if row is not None:
-            self._set_rows(i, 1, (row[None],))
-        self._pos[i], self._seq[i] = int32(pos, "pos"), int32(seq, "seq")
-        self._output[i] = 1 if output else 0
-        self._n_ids += token is not None
-        self.n_tokens = i + 1
-        self.max_pos = max(self.max_pos, pos)
-        return i
+        ids = None if token is None else (token,)
+        self.extend(ids, pos, seq, output_last=output, rows=() if row is None else (row[None],))
+        return self.n_tokens - 1
 
     def extend(
         self,
@@ -153,7 +141,7 @@ class Batch:
                     self._ids[start : start + n] = tokens
                 self._pos[start : start + n] = range(pos, pos + n)
                 self._seq[start : start + n] = [seq] * n
-        except OverflowError:
+        except (OverflowError, TypeError):
             raise ArgumentError("tokens", tokens, "ids and positions of 32 bits") from None
 
     def _set_rows(self, start: int, n: int, rows: Sequence[npt.NDArray[np.float32]]) -> None:

@@ -123,7 +123,7 @@ def meant(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: the similar words, if any."""
     import difflib  # for mistakes alone
 
-    close = difflib.get_close_matches(word, list(known), n=3)
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -41,9 +41,10 @@ _CUDA = re.compile(r"lib(cublas|cublasLt|cudart)\.so\.(?P<major>\d+)$")
 
 
 def choose(
-    features: Collection[str], wanted: str = "", built: Collection[str] = tuple(CPU_VARIANTS)
+    features: Collection[str], wanted: str = "", built: Collection[str] | None = None
 ) -> str:
     """The best of the built variants for a processor with these features, or the requested one."""
+    built = CPU_VARIANTS if built is None else built
     if wanted and wanted not in built:
         raise ImportError(
             f"{VARIABLE}={wanted!r} is not a level; expected one of {', '.join(built)}"

@@ -87,17 +87,7 @@ class Memory:
         """
         instance(data, (bytes, bytearray, memoryview), "the saved state")
         payload = unseal(data, _MAGIC, _VERSION, "a sequence that Memory.save() wrote")
-        try:
-            self._set(seq, payload, partial=False)
-        except ArgumentError as error:
-            if "n_stream mismatch" not in str(error):
-                raise
-            raise ArgumentError(
-                "state",
-                problem="is of a context with another `n_parallel`",
-                remedy="read the text again",
-                setup="open the model with that number",
-            ) from None
+        self._set(seq, payload, partial=False)
 
     def copy_out(self, seq: int) -> memoryview:
         """The state of a sequence for copy_in() of this context: save() without its checks."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
-import math
 import os
 import socket
 import threading
@@ -20,19 +18,9 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 DEFAULT_PORT = 50052
 MAX_SERVERS = 16  # GGML_RPC_MAX_SERVERS
-DEFAULT_CLIENT_TIMEOUT_S = 10.0
-# Each has threads and memory of its own.
-_MAX_CLIENTS = 16
-_HELLO = 14  # the first byte of a client
-_HELLO_BYTES = 33
 _MAX_WAIT_S = 5.0  # for a client's running call when the server ends
 _BACKLOG = 128  # clients that connect during an accept() wait here
-# Errors of accept(): the process or machine is out of resources, or the client has gone.
-_FOR_NOW = (
-    errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
-)  # fmt: skip
 _PAUSE_S = 0.1
-_SOON_S = 0.02  # until more of a message that came in pieces
 
 
 def require_rpc() -> None:
@@ -94,8 +82,6 @@ class RpcServer:
         port: the port; 0 for any free one.
         devices: names of the devices to offer; None for the GPUs, or for the CPU if there is none.
         n_threads: CPU threads for each client; None for the physical cores.
-        timeout: maximum seconds of silence before a client's first message and within a message;
-            between messages there is no limit.
         on_note: called in the client's thread with a line for each client that connects,
             disconnects or fails.
     """
@@ -107,7 +93,6 @@ class RpcServer:
         *,
         devices: Sequence[str] | None = None,
         n_threads: int | None = None,
-        timeout: float = DEFAULT_CLIENT_TIMEOUT_S,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
         require_rpc()
@@ -115,7 +100,6 @@ class RpcServer:
         self.devices = _offered(devices)
         self._names = device_names(self.devices)
         self._n_threads = bounded_n_threads(n_threads)
-        self._timeout_s = min(real(timeout, "timeout", 1.0), 10.0**6)
         self._on_note = on_note
         self._is_closed = False
         self._lock = threading.Lock()
@@ -156,16 +140,14 @@ class RpcServer:
         while True:
             try:
                 client, (host, port) = self._socket.accept()
-            except OSError as error:
+            except OSError:  # closed, or no descriptor is left
                 if self._is_closed:
                     return
-                if error.errno not in _FOR_NOW:
-                    raise
                 time.sleep(_PAUSE_S)
                 continue
             try:
                 self._start(client, f"{host}:{port}")
-            except (OSError, RuntimeError) as error:  # no places, files or threads are left
+            except (OSError, RuntimeError) as error:  # no files or threads are left
                 client.close()
                 self._note(f"{host}:{port}: refused: {error}")
 
@@ -175,8 +157,6 @@ class RpcServer:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         thread = threading.Thread(target=self._answer, args=(client, peer), daemon=True)
         with self._lock:
-            if len(self._clients) >= _MAX_CLIENTS:
-                raise OSError(f"there are {_MAX_CLIENTS} clients already")
             self._clients[thread] = client
         try:
             thread.start()
@@ -187,11 +167,8 @@ class RpcServer:
 
     def _answer(self, client: socket.socket, peer: str) -> None:
         try:
-            if _has_greeted(client, self._timeout_s):
-                self._note(f"{peer}: connected")
-                self._note(f"{peer}: {self._serve(client)}")
-            else:
-                self._note(f"{peer}: refused, it did not greet")
+            self._note(f"{peer}: connected")
+            self._note(f"{peer}: {self._serve(client)}")
         except OSError as error:  # no descriptors are left
             self._note(f"{peer}: refused: {error}")
         finally:
@@ -203,9 +180,7 @@ class RpcServer:
         # The engine closes the copy; the other one lets close() end the conversation.
         copy = os.dup(client.fileno())
         names = ffi.new("char *[]", self._names)
-        code = lib.llama_spec_serve(
-            copy, names, len(self._names), self._n_threads, math.ceil(self._timeout_s)
-        )
+        code = lib.llama_spec_serve(copy, names, len(self._names), self._n_threads)
         return f"failed: {last_error()}" if code < 0 else "gone"
 
     def _note(self, line: str) -> None:
@@ -226,24 +201,6 @@ class RpcServer:
             # A signal may have come between its being noted and its start.
             with contextlib.suppress(RuntimeError):
                 thread.join(_MAX_WAIT_S)
-
-
-def _has_greeted(client: socket.socket, timeout_s: float) -> bool:
-    """Whether the whole first message has arrived; the engine reads it."""
-    until = time.monotonic() + timeout_s
-    while (left := until - time.monotonic()) > 0:
-        client.settimeout(left)
-        try:
-            greeting = client.recv(_HELLO_BYTES, socket.MSG_PEEK)
-        except TimeoutError:
-            return False
-        if not greeting or greeting[0] != _HELLO:
-            return False
-        if len(greeting) == _HELLO_BYTES:
-            client.settimeout(None)
-            return True
-        time.sleep(_SOON_S)
-    return False
 
 
 def _hang_up(client: socket.socket) -> None:

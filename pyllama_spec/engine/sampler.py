@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -197,17 +196,6 @@ def shared_noise(seed: int, place: int, ids: npt.NDArray[np.int32]) -> npt.NDArr
     return out
 
 
-def _with_place(message: str) -> str:
-    """Ends a message of the engine's parser, which has the rest of the grammar, with its place."""
-    found = re.fullmatch(
-        r"(.*: (?:expecting .+?|unknown escape|.* too big)) at (.*)", message, re.S
-    )
-    if found is None:
-        return message
-    rest = found[2].strip()
-    return f"{found[1]} at {rest[:40]!r}" if rest else f"{found[1]} at the end of the grammar"
-
-
 class Sampler(Owner):
     """A sampler chain with its state: random numbers, penalty history, grammar position.
 
@@ -226,10 +214,7 @@ class Sampler(Owner):
         out = ffi.new("llama_spec_sampler **")
         code = lib.llama_spec_sampler_new(model.handle, raw, out)
         del keep  # copied by the engine
-        try:
-            check(code, "cannot make the sampler")
-        except ArgumentError as error:
-            raise error.copied(problem=_with_place(error.problem)) from None
+        check(code, "cannot make the sampler")
         self._adopt(out[0])
 
     def _adopt(self, handle: Any) -> None:

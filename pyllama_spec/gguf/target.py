@@ -22,7 +22,7 @@ class Target:
         n_embd: the width of its rows.
         n_vocab: the number of tokens of its vocabulary.
         tokenizer: the keys tokenizer.*, to be copied into the draft.
-        arch: its architecture, such as "qwen3"; for a folder, the name in config.json.
+        arch: its architecture, such as "qwen3".
         has_mrope: whether its RoPE gives a token several positions.
     """
 
@@ -36,19 +36,7 @@ class Target:
 
 def read_target(path: Path) -> Target:
     """Reads the facts from a target's GGUF."""
-    return target_of(path, read_keys(path, is_fact))
-
-
-def is_fact(name: str) -> bool:
-    """Whether target_of() needs the key."""
-    ends = (".block_count", ".nextn_predict_layers", ".embedding_length", _SECTIONS)
-    return name.startswith(("tokenizer.", "split.no", "general.architecture")) or name.endswith(
-        ends
-    )
-
-
-def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
-    """The facts from a file's keys."""
+    keys = read_keys(path, _is_fact)
     arch = keys.get("general.architecture")
     if arch is None or arch.type_id != STRING:
         if "split.no" in keys:
@@ -70,6 +58,12 @@ def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
         arch=name,
         has_mrope=sections is not None and any(_numbers(sections)),
     )
+
+
+def _is_fact(name: str) -> bool:
+    ends = (".block_count", ".nextn_predict_layers", ".embedding_length", _SECTIONS)
+    starts = ("tokenizer.", "split.no", "general.architecture")
+    return name.startswith(starts) or name.endswith(ends)
 
 
 def _count(path: Path, keys: Mapping[str, GgufKey], name: str, default: int | None = None) -> int:

@@ -1,14 +1,12 @@
 """Caches the states of past requests, so that a prompt with a cached prefix is read once.
 
-A state on disk is a file readable only by its owner, which names its model and settings. It is not
-a pickle, and a damaged one is deleted.
+A state on disk is a zip file, readable only by its owner, which names its model and settings.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 import tempfile
 import threading
 from abc import ABC, abstractmethod
@@ -18,24 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import n_common_ids
-from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
-from pyllama_spec.errors import ArgumentError, ContextFullError, warn
+from pyllama_spec.errors import ArgumentError, warn
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.requests.run import GenerationRecord, Run
 from pyllama_spec.speculative import Adapters, SequenceState
 from pyllama_spec.speculative.sequence import n_common
 
 _GIB = 1 << 30
-_MAGIC, _VERSION, _SUFFIX = b"pspx", 1, ".prefix"
-_LENGTH = struct.Struct("<I")
-_WHAT = "a file of what was read"
-_MAX_HEADER = 256 << 20  # bytes; that of a million tokens has 10 MB
+_SUFFIX = ".prefix"
 # Caches are of anyone's making; several threads come to them.
 _LOCK = threading.Lock()
 
@@ -125,12 +119,9 @@ LlamaCache = LlamaRAMCache
 
 
 def cached(
-    opened: OpenModel,
-    cache: BaseLlamaCache,
-    runs: Sequence[Run],
-    load: Callable[[LlamaState], None] | None,
+    opened: OpenModel, cache: BaseLlamaCache, runs: Sequence[Run]
 ) -> Callable[[Sequence[GenerationRecord]], None]:
-    """Has a cache's state restored before the runs of one prompt; by `load`, if that is given.
+    """Has a cache's state restored before the runs of one prompt.
 
     Returns:
         The function that gives the cache the states of the runs, by their records.
@@ -142,13 +133,6 @@ def cached(
         state = cache[StateKey(prompt, opened.owner)]
     if state is not None and state.owner != opened.owner:
         state = None  # of a cache of the user's own
-    if state is not None and load is not None:
-        with opened.runner.visit() as sequence:
-            is_worth = _holds_more(state, sequence, prompt)
-        if is_worth:
-            with suppress(ContextFullError):  # as without a cache: the prompt is read
-                load(state)
-        state = None
 
     def keep(i: int, sequence: SequenceState) -> None:
         kept[i] = opened.state_of(sequence)
@@ -183,19 +167,6 @@ def _restore(
     if _holds_more(state, sequence, prompt):
         with suppress(ArgumentError):  # damaged, or too long for this context: it is read
             opened.restore(sequence, state, adapters)
-
-
-class _Header(NamedTuple):
-    """The header of a state's file."""
-
-    owner: str
-    model: str
-    settings: Sequence[tuple[str, str]]
-    n_decoded: int
-    n_given: int | None
-    tokens: Sequence[int]
-    n_memory: int
-    n_drafter: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,26 +207,11 @@ class LlamaDiskCache(BaseLlamaCache):
                 problem=f"prompts cannot be kept in {self._folder}: {error.strerror}"
             ) from None
         for path in sorted(files, key=_used_ns):
-            with suppress(OSError):  # another process has just deleted it, or only it may read it
+            with suppress(*_UNREADABLE):  # of someone else, damaged, or just deleted
                 if path.is_file():
-                    self._learn(path)
-
-    def _learn(self, path: Path) -> None:
-        """Registers an existing file; its content is checked when used. Others' files stay."""
-        n_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            data = file.read(HEADER_BYTES + _LENGTH.size)
-            if not data.startswith(_MAGIC):
-                return
-            if len(data) == HEADER_BYTES + _LENGTH.size:
-                (n,) = _LENGTH.unpack_from(data, HEADER_BYTES)
-                data += file.read(min(n, n_bytes, _MAX_HEADER))  # a damaged one may say any
-        header = _header_of(data)
-        if header is None:
-            path.unlink(missing_ok=True)
-            return
-        tokens = np.asarray(header.tokens, np.int32)
-        self._known[path.stem] = _Known(header.owner, tokens, n_bytes)
+                    with ZipFile(path) as file:
+                        owner, tokens = str(_about(file)["owner"]), _tokens(file)
+                    self._known[path.stem] = _Known(owner, tokens, path.stat().st_size)
 
     @property
     def cache_size(self) -> int:
@@ -284,9 +240,10 @@ class LlamaDiskCache(BaseLlamaCache):
             raise KeyError("no file begins with enough of these tokens")
         path = self._path(closest[0])
         try:
-            state = _state_of(path.read_bytes())
+            with ZipFile(path) as file:
+                state = _state_of(file)
             os.utime(path)
-        except (OSError, ArgumentError):
+        except _UNREADABLE:
             self._drop(closest[0])
             raise KeyError("the file is gone, or damaged") from None
         with self._lock:  # the last used one is the last to be deleted
@@ -314,25 +271,23 @@ class LlamaDiskCache(BaseLlamaCache):
             warn(f"a state is not kept in {self._folder}: {error.strerror}")
 
     def _write(self, owner: str, state: LlamaState) -> None:
-        data = _bytes_of(owner, state)
-        if len(data) > self.capacity_bytes:
-            return
         tokens = np.asarray(state.tokens[: state.n_tokens], np.int32)
         import hashlib  # loads a library of its own
 
         name = hashlib.sha256(owner.encode() + tokens.tobytes()).hexdigest()[:32]
-        self._make_room(len(data))
         # mkstemp() makes it 0600, and it is renamed when it is whole.
         number, made = tempfile.mkstemp(dir=self._folder, suffix=".part")
         try:
-            with os.fdopen(number, "wb") as file:
-                file.write(data)
-            Path(made).replace(self._path(name))
-        except BaseException:
+            with os.fdopen(number, "wb") as raw, ZipFile(raw, "w") as file:
+                _put_state(file, owner, state)
+            n_bytes = Path(made).stat().st_size
+            if n_bytes <= self.capacity_bytes:
+                self._make_room(n_bytes)
+                Path(made).replace(self._path(name))
+                with self._lock:
+                    self._known[name] = _Known(owner, tokens, n_bytes)
+        finally:
             Path(made).unlink(missing_ok=True)
-            raise
-        with self._lock:
-            self._known[name] = _Known(owner, tokens, len(data))
 
     def _make_room(self, n_bytes: int) -> None:
         for name in list(self._known):  # the oldest first
@@ -350,45 +305,6 @@ class LlamaDiskCache(BaseLlamaCache):
         return self._folder / f"{name}{_SUFFIX}"
 
 
-def _bytes_of(owner: str, state: LlamaState) -> bytes:
-    n_drafter = None if state.drafter is None else len(state.drafter)
-    header = _Header(
-        owner, state.model, state.settings, state.n_decoded, state.n_given, state.tokens,
-        len(state.memory), n_drafter,
-    )  # fmt: skip
-    raw = json.dumps(header).encode()
-    parts = (_LENGTH.pack(len(raw)), raw, state.memory, state.drafter or b"")
-    return seal(bytearray(bytes(HEADER_BYTES) + b"".join(parts)), _MAGIC, _VERSION)
-
-
-def _header_of(data: bytes) -> _Header | None:
-    """The header of a file's first bytes; None if invalid."""
-    body = memoryview(data)[HEADER_BYTES:]
-    if data[: len(_MAGIC)] != _MAGIC or len(body) < _LENGTH.size:
-        return None
-    (n,) = _LENGTH.unpack_from(body)
-    try:
-        header = _Header(*json.loads(bytes(body[_LENGTH.size : _LENGTH.size + n])))
-        is_right = _is_right(header)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return None
-    return header if is_right else None
-
-
-def _is_right(header: _Header) -> bool:
-    """Whether the fields are of their types: a file may be damaged, or of anyone's making."""
-    maybe = [n for n in (header.n_given, header.n_drafter) if n is not None]
-    np.asarray(header.tokens, np.int32)  # raises for what does not fit
-    return (
-        type(header.owner) is type(header.model) is str
-        and type(header.tokens) is list
-        and set(map(type, header.tokens)) <= {int}
-        and all(type(n) is int and n >= 0 for n in (header.n_decoded, header.n_memory, *maybe))
-        and header.n_decoded <= len(header.tokens)
-        and all(type(name) is type(value) is str for name, value in header.settings)
-    )
-
-
 def _used_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
@@ -396,16 +312,52 @@ def _used_ns(path: Path) -> int:
         return 0
 
 
-def _state_of(data: bytes) -> LlamaState:
-    """Reads the state of a file."""
-    body, header = unseal(data, _MAGIC, _VERSION, _WHAT), _header_of(data)
-    if header is None:
-        raise ArgumentError(problem=f"{_WHAT} has no header")
-    begin = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-    end = begin + header.n_memory
-    settings = tuple((name, value) for name, value in header.settings)
+# What reading a file raises that is damaged, or of anyone's making.
+_UNREADABLE = (
+    OSError, BadZipFile, ValueError, TypeError, KeyError, EOFError, OverflowError, RecursionError,
+    MemoryError, NotImplementedError,
+)  # fmt: skip
+# What describes a state beside its tokens and bytes.
+_ABOUT = ("model", "settings", "n_decoded", "n_given")
+
+
+def _put_state(file: ZipFile, owner: str, state: LlamaState) -> None:
+    about = {"owner": owner, **{name: getattr(state, name) for name in _ABOUT}}
+    file.writestr("about.json", json.dumps(about))
+    file.writestr("tokens", np.asarray(state.tokens, "<i4").tobytes())
+    file.writestr("memory", state.memory)
+    if state.drafter is not None:
+        file.writestr("drafter", state.drafter)
+
+
+def _read(file: ZipFile, name: str) -> bytes:
+    """A part of a file, whose checksum is checked; nothing in it was compressed."""
+    info = file.getinfo(name)
+    if info.compress_type or info.file_size != info.compress_size:
+        raise ValueError(f"{name} is compressed")
+    return file.read(info)
+
+
+def _about(file: ZipFile) -> dict[str, object]:
+    about: dict[str, object] = json.loads(_read(file, "about.json"))
+    return about
+
+
+def _tokens(file: ZipFile) -> npt.NDArray[np.int32]:
+    return np.frombuffer(_read(file, "tokens"), "<i4").astype(np.int32)
+
+
+def _state_of(file: ZipFile) -> LlamaState:
+    about, tokens = _about(file), tuple(_tokens(file).tolist())
+    model, settings, n_decoded, n_given = (about[name] for name in _ABOUT)
+    if not isinstance(n_decoded, int) or not isinstance(settings, list):
+        raise TypeError("a count, and settings")
+    if n_given is not None and not isinstance(n_given, int):
+        raise TypeError("a count, or none")
+    if not 0 <= n_decoded <= len(tokens):
+        raise ValueError("more is decoded than there is")
+    drafter = _read(file, "drafter") if "drafter" in file.namelist() else None
+    pairs = tuple((str(name), str(value)) for name, value in settings)
     return LlamaState(
-        tuple(header.tokens), header.n_decoded, bytes(body[begin:end]),
-        None if header.n_drafter is None else bytes(body[end : end + header.n_drafter]),
-        None, header.model, header.n_given, settings,
-    )  # fmt: skip
+        tokens, n_decoded, _read(file, "memory"), drafter, None, str(model), n_given, pairs
+    )

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyllama_spec.chat.prompts import check_fits, template_variables
+from pyllama_spec.chat.answers import AnswerReader
 from pyllama_spec.chat.template import (
     ChatTemplate,
     Message,
     RenderedChat,
+    check_continuable,
     check_continued,
+    check_fits,
     check_form,
     check_messages,
-    field_to_continue,
     render_continued,
+    template_variables,
 )
+from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import ChatParser, Model, Vocab
 from pyllama_spec.engine.chat import ends_in_thought
@@ -26,10 +29,6 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, war
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions, stops_of
-
-if TYPE_CHECKING:
-    from pyllama_spec.chat.answers import AnswerReader
-    from pyllama_spec.chat.tools import ToolChats, ToolRequest
 
 # The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
@@ -136,13 +135,13 @@ class Chats:
         if begins is not None:
             variables["add_generation_prompt"] = begins
         if which:
-            name = field_to_continue(messages, which)
-            rendered = render_continued(template, messages, name, tools, variables)
+            check_continuable(messages)
+            rendered = render_continued(template, messages, tools, variables)
         else:
             rendered = template.render(messages, tools=tools, **variables)
         self._check_fits(rendered)
         if unread is not None or request.thinking_token_budget is not None:
-            answer = _begun_answer(template, messages, tools, variables, rendered.text, bool(which))
+            answer = _begun_answer(rendered.text, messages, bool(which))
             request = self._of_chat(request, unread, answer=answer, own_grammar=True)
         return rendered, request
 
@@ -164,8 +163,6 @@ class Chats:
         if request.tools and request.choice != "none" and ("grammar" in own or is_written):
             raise both_given("grammar", "tools")
         if self._tools is None:
-            from pyllama_spec.chat.tools import ToolChats
-
             self._tools = ToolChats(self._model, template)
         which = own.get("continue_final_message")
         if own.get("add_generation_prompt") is False and not which:
@@ -174,17 +171,18 @@ class Chats:
                 "chats without `tools` and `reasoning_format`: their answers are read from their "
                 "beginning",
             )  # fmt: skip
-        name = field_to_continue(messages, which) if which else None
-        rendered, reader = self._tools.begin(messages, request, variables, schema, name)
+        if which:
+            check_continuable(messages)
+        rendered, reader = self._tools.begin(
+            messages, request, variables, schema, is_continued=bool(which)
+        )
         self._check_fits(rendered)
-        if name:
-            check_continued(rendered.text, messages, name)
+        if which:
+            check_continued(rendered.text, messages)
         merged = self._of_chat(
             _merged(own, reader), unread,
             own_grammar=not _OF_ENGINE_GRAMMARS & reader.options.keys(),
-            answer=_begun_answer(
-                template, messages, request.offered, variables, rendered.text, bool(name)
-            ),
+            answer=_begun_answer(rendered.text, messages, bool(which)),
         )  # fmt: skip
         return rendered, merged, reader
 
@@ -284,25 +282,10 @@ class Chats:
             self._tools.close()
 
 
-def _begun_answer(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    variables: Mapping[str, Any],
-    prompt: str,
-    is_continued: bool,
-) -> str:
-    """The prompt's part of the answer."""
+def _begun_answer(prompt: str, messages: Sequence[Message], is_continued: bool) -> str:
+    """The prompt's part of the answer: what follows the last message."""
     before = check_messages(messages)
     before = before[:-1] if is_continued else before
-    variables = {**variables, "add_generation_prompt": False}
-    try:
-        chat = template.render(before, tools=tools, **variables).text if before else ""
-    except (ArgumentError, UnsupportedError):
-        chat = prompt
-    if prompt.startswith(chat) and chat != prompt:
-        return prompt[len(chat) :]
-    # Written otherwise, as tools are by the engine: after the last message then.
     last = str(before[-1]["content"] or "").strip() if before else ""
     return prompt.rpartition(last)[2] if last else prompt
 

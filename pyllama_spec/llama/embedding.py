@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.chat.prompts import LONG_TEXT, at_least, check_fits
+from pyllama_spec.chat.template import LONG_TEXT, at_least, check_fits
 from pyllama_spec.engine import Batch, Context, ContextParams, Model, Vocab
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (

@@ -8,30 +8,44 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import inspect
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
-from functools import wraps
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial, wraps
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from time import perf_counter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.chat.prompts import (
+from pyllama_spec.chat.template import (
+    ChatTemplate,
+    Message,
+    RenderedChat,
     chat_top_logprobs,
     check_fits,
     fim_tokens,
     prompt_tokens,
     template_variables,
 )
-from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
+from pyllama_spec.chat.tools import ToolRequest
 from pyllama_spec.engine import Adapter, Context, Model, Sampler
 from pyllama_spec.engine.checks import boolean, instance, integer
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
@@ -41,34 +55,24 @@ from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
     ContextFullError,
+    DeadlineError,
     ForkedError,
-    PyllamaSpecError,
     UnsupportedError,
 )
 from pyllama_spec.llama.caches import BaseLlamaCache, cached
-from pyllama_spec.llama.calls import (
-    CHAT,
-    TEXT,
-    ChatCall,
-    Prompts,
-    TextCall,
-    answered,
-    async_call_of,
-    call_of,
-)
 from pyllama_spec.llama.chat_completion import (
     Chats,
     options_for_handler,
     registered_handler,
 )
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
-from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.open_model import (
     LlamaState,
     Logits,
     OpenModel,
     SeedStream,
     check_options,
+    drafter_of,
     open_pair,
     open_runtime,
     why_not_generating,
@@ -87,6 +91,7 @@ from pyllama_spec.llama.responses import (
     ChatChoice,
     Choice,
     Deferred,
+    ParsedChoice,
     Response,
     ResponseShape,
     TextChoice,
@@ -102,21 +107,191 @@ from pyllama_spec.requests.options import (
 )
 from pyllama_spec.requests.run import GenerationRecord, Piece, Run
 from pyllama_spec.requests.runner import Runtime
-from pyllama_spec.requests.samplers import guided_sampler
 from pyllama_spec.requests.stream import Stream
 from pyllama_spec.speculative import SequenceState, make_controller
 from pyllama_spec.speculative.sequence import Adapters, n_common
 
 if TYPE_CHECKING:
-    from pyllama_spec.chat.tools import ToolRequest
+    from asyncio import Future
+    from concurrent.futures import ThreadPoolExecutor
+
+
+# Threads in which templates, grammars and tokens are made: the loop's own are the program's.
+_N_THREADS, THREADS = 8, "pyllama_spec-requests"
+
+_P = ParamSpec("_P")
+_Whole = TypeVar("_Whole", covariant=True)
+_Chunks = TypeVar("_Chunks", covariant=True)
+# One prompt, as text or as ids; or a list of them.
+Prompts = str | bytes | Sequence[int] | Sequence[str | bytes] | Sequence[Sequence[int]]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+TEXT = _words(
+    "prompt suffix max_tokens temperature top_p min_p typical_p logprobs echo stop "
+    "frequency_penalty presence_penalty repeat_penalty top_k stream seed tfs_z mirostat_mode "
+    "mirostat_tau mirostat_eta model stopping_criteria logits_processor grammar logit_bias"
+)
+CHAT = _words(
+    "messages functions function_call tools tool_choice temperature top_p top_k min_p typical_p "
+    "stream stop seed response_format max_tokens presence_penalty frequency_penalty "
+    "repeat_penalty tfs_z mirostat_mode mirostat_tau mirostat_eta model logits_processor grammar "
+    "logit_bias logprobs top_logprobs"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCall(RequestOptions):
+    """The keywords of create_completion()."""
+
+    prompt: Prompts = field(kw_only=False)
+    suffix: str | None = field(default=None, kw_only=False)
+    echo: bool = False
+    stream: Literal[False] = False
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatCall(RequestOptions):
+    """The keywords of create_chat_completion()."""
+
+    messages: Sequence[Message] = field(kw_only=False)
+    functions: Any = field(default=None, kw_only=False)
+    function_call: Any = field(default=None, kw_only=False)
+    tools: Any = field(default=None, kw_only=False)
+    tool_choice: Any = field(default=None, kw_only=False)
+    temperature: float = 0.2
+    max_tokens: int | None = None
+    stream: Literal[False] = False
+    model: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_format: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+class Call(Protocol[_P, _Whole, _Chunks]):
+    """A call of Llama: with stream=True it gives chunks."""
+
+    # fmt: off
+    @overload
+    def __call__(self, *args: _P.args, **keywords: _P.kwargs) -> _Whole: ...
+    @overload
+    def __call__(self, *args: Any, stream: Literal[True], **keywords: Any) -> _Chunks: ...
+    @overload
+    def __call__(self, *args: Any, **keywords: Any) -> _Whole | _Chunks: ...
+    # fmt: on
+
+
+_Call: TypeAlias = Call[_P, Response, Stream[Response]]
+_AsyncCall: TypeAlias = Call[
+    _P, Coroutine[Any, Any, Response], Coroutine[Any, Any, Stream[Response]]
+]
+
+
+def call_of(
+    keywords: Callable[_P, object], order: Sequence[str]
+) -> Callable[[Callable[..., Any]], _Call[_P]]:
+    """A decorator: gives a call its keywords, their order and their defaults."""
+    signature, n_needed = _signature(keywords, order), 1
+    defaults = {name: signature.parameters[name].default for name in order[n_needed:]}
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        @wraps(function)
+        def call(self: Any, *args: Any, **given: Any) -> Any:
+            by_place = dict(zip(order, args, strict=False))
+            if len(args) > len(order) or by_place.keys() & given.keys():
+                signature.bind(self, *args, **given)  # raises Python's TypeError
+            return function(self, **{**defaults, **by_place, **given})
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def async_call_of(
+    keywords: Callable[_P, object], order: Sequence[str]
+) -> Callable[[Callable[..., Any]], _AsyncCall[_P]]:
+    """A decorator for a call in an event loop, which passes all on."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        function.__signature__ = _signature(keywords, order)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _signature(keywords: Any, order: Sequence[str]) -> inspect.Signature:
+    by_name = {one.name: one for one in fields(keywords)}
+    kinds = inspect.Parameter
+    found = [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
+    for name in [*order, *(one for one in by_name if one not in order)]:
+        one = by_name[name]
+        default = kinds.empty if name == order[0] else one.default
+        kind = kinds.POSITIONAL_OR_KEYWORD if name in order else kinds.KEYWORD_ONLY
+        found.append(kinds(name, kind, default=default, annotation=one.type))
+    return inspect.Signature(found)
+
+
+@lru_cache(maxsize=1)
+def _executor(pid: int) -> ThreadPoolExecutor:
+    """The executor of a process: a forked child has none of its parent's threads."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(_N_THREADS, THREADS)
+
+
+async def answered(
+    create: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], stream: object
+) -> Any:
+    """The result of a Llama.create_... call in an event loop.
+
+    A Deferred gives the handle: Deferred.WHOLE that of a response which is computed as a whole.
+    """
+    import asyncio  # not needed to open a model
+
+    is_stream = check_stream(stream)
+    deferred = Deferred.CHUNKS if is_stream else Deferred.WHOLE
+    call = partial(create, *args, stream=deferred, **keywords)
+    in_context = partial(copy_context().run, call)
+    made = asyncio.get_running_loop().run_in_executor(_executor(os.getpid()), in_context)
+    timeout_s = keywords.get("timeout_s")
+    limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
+    try:
+        await asyncio.wait([made], timeout=limit)
+        if not made.done():
+            raise DeadlineError(
+                f"the request did not start within `timeout_s={timeout_s}`",
+                remedy="give it more time",
+            )
+        handle: Any = made.result()
+    finally:
+        if not made.done():
+            made.add_done_callback(_give_up)
+        # An error knows this frame, which would know it: a prompt of megabytes stayed with it.
+        del made
+    if not isinstance(handle, Stream):  # of a chat handler
+        return handle
+    try:
+        handle.start(is_whole=not is_stream)
+    except BaseException:  # of several answers the first ones may be in line
+        handle.abort()
+        raise
+    return handle if is_stream or isinstance(stream, Deferred) else await handle
+
+
+def _give_up(made: Future[Any]) -> None:
+    """Cancels a request that nobody waits for, once it exists."""
+    if not made.cancelled() and made.exception() is None and isinstance(made.result(), Stream):
+        made.result().abort()
+
 
 __all__ = ["Llama", "LlamaState"]
-# What Llama itself keeps in an instance; all else is a subclass's, and travels in its pickle.
-_OWN_ATTRIBUTES = frozenset((
-    "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
-    "_opened_with", "_opened", "_params", "_values", "_embeddings", "_logits_all",
-    "_score_table", "_chats", "_closing",
-))  # fmt: skip
 # What a program may have set since the model was opened, beside the chat format and the seeds.
 _KEPT_ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
 
@@ -187,7 +362,7 @@ class Llama(Closeable):
         form = (options.chat_format, options.chat_template)
         self._opened, self._params, self._values = opened, params, attributes
         self._embeddings = Embeddings(model, params, opened.runner, options.embedding)
-        self._logits_all, self._score_table = options.logits_all, ScoreTable()
+        self._logits_all, self._score_rows = options.logits_all, ScoreRows()
         n_ctx = None if runtime is None else runtime.context.n_ctx_seq
         with closed_on_failure(opened):
             self._chats = Chats(model, n_ctx, *form)
@@ -200,12 +375,8 @@ class Llama(Closeable):
             runtime.runner.note_loaded(perf_counter() - start, draft_s)
 
     def __reduce__(self) -> Any:
-        """Pickles the keywords, which open the model again; texts are not kept.
-
-        A subclass comes back with its own attributes; its `__init__` is not called.
-        """
-        own = {name: value for name, value in vars(self).items() if name not in _OWN_ATTRIBUTES}
-        return _opened_again, (type(self), self._opened_with.keywords(), own)
+        """Pickles the keywords, which open the model again; texts and attributes are not kept."""
+        return _opened_again, (type(self), self._opened_with.keywords())
 
     def __repr__(self) -> str:
         return self._opened.describe(type(self).__name__)
@@ -429,8 +600,6 @@ class Llama(Closeable):
             prompt: text or token ids. In text, names of control tokens are those tokens. Of a list
                 of prompts as many are computed side by side as n_parallel says; the result has a
                 choice for each, in their order, and the options, `seed` too, are those of each.
-                Where one fails the others are answered all the same; the error has them in its
-                `partial_choices`, and None in the place of what failed.
             suffix: text that comes after what is generated, for models with fill-in-the-middle.
             echo: begin the text with the prompt; with logprobs, those of the prompt are there too.
             stream: give chunks as they come instead of one result; for one prompt.
@@ -499,8 +668,6 @@ class Llama(Closeable):
                 logprobs=logprobs, top_logprobs=top_logprobs, **theirs,
             )  # fmt: skip
             return answer
-        from pyllama_spec.chat.tools import ToolRequest
-
         asked = ToolRequest.read(
             tools, tool_choice, functions, function_call, parallel_tool_calls, reasoning_format
         )
@@ -628,15 +795,10 @@ class Llama(Closeable):
             raise UnsupportedError("stream=True is for one prompt; make a stream for each")
         runs: list[Run] = []
         choices: list[Choice] = []
-        for i, one in enumerate(prompt if is_list else (prompt,)):
-            try:
-                self._add_answers(one, suffix, request, echo, runs, choices)
-                if is_list and (n := len(runs[-1].request.prompt)) >= self.n_ctx():
-                    raise ContextFullError.of_prompt(n, self.n_ctx())  # before any is computed
-            except PyllamaSpecError as error:  # noqa: PERF203 - the message needs the number
-                if not is_list:
-                    raise
-                raise _of_prompt(i, error) from None
+        for one in prompt if is_list else (prompt,):
+            self._add_answers(one, suffix, request, echo, runs, choices)
+            if is_list and (n := len(runs[-1].request.prompt)) >= self.n_ctx():
+                raise ContextFullError.of_prompt(n, self.n_ctx())  # before any is computed
         model = answering_model(self.model_path, model)
         shape = ResponseShape(new_id("cmpl"), model, choices, request, request.n)
         return self._answered(runs, shape, stream, is_list=is_list)
@@ -689,8 +851,6 @@ class Llama(Closeable):
             if reader is None:
                 choices.append(ChatChoice(self.model.vocab, has_logprobs))
             else:
-                from pyllama_spec.llama.tool_responses import ParsedChoice
-
                 choices.append(
                     ParsedChoice(self.model.vocab, has_logprobs, reader, asked, answer_id)
                 )
@@ -710,9 +870,7 @@ class Llama(Closeable):
         records = [run.record for run in runs]
         store = None
         if self.cache is not None and not is_list:
-            is_own = "load_state" in vars(self) or type(self).load_state is not Llama.load_state
-            load = self.load_state if is_own else None  # replaced by the program: it is called
-            store = cached(self._opened, self.cache, runs, load)
+            store = cached(self._opened, self.cache, runs)
 
         def end() -> None:
             if store is not None:
@@ -964,20 +1122,23 @@ class Llama(Closeable):
         Raises:
             BusyError: rows are missing, and a callback of a running request asks for them.
         """
-        table, state, n = self._table(), self._latest(), self.n_tokens
-        self._score_table.keep(state.tokens[: state.n_decoded], state.adapters)
+        n, kept = self.n_tokens, self._kept_rows()
         first = 0 if self._logits_all else max(n - 1, 0)
-        missing = (at for at in range(first, n) if at < len(table))
-        again = next((at for at in missing if not self._score_table.has(at)), None)
+        again = next((at for at in range(first, n) if at not in kept), None)
         if again is not None:
             self._read_again(again)
+            kept = self._kept_rows()
+        n_rows = self.n_ctx() if self._logits_all else self._runtime.context.params.n_batch
+        table = np.zeros((n_rows, self.n_vocab()), dtype=np.float32)
+        for at, row in kept.items():
+            if first <= at < len(table):
+                table[at] = row
         return table
 
-    def _table(self) -> Logits:
-        n_batch = self._opened.runtime.context.params.n_batch
-        return self._score_table.table(
-            self.n_ctx() if self._logits_all else n_batch, self.n_vocab()
-        )
+    def _kept_rows(self) -> dict[int, Logits]:
+        state = self._latest()
+        self._score_rows.keep(state.tokens[: state.n_decoded], state.adapters)
+        return self._score_rows.rows
 
     def _read_again(self, first: int) -> None:
         """Evaluates the tokens in memory once more from one on, for their rows."""
@@ -1015,7 +1176,7 @@ class Llama(Closeable):
         """
         if not len(tokens):
             return
-        opened, table = self._opened, self._score_table
+        opened, scores = self._opened, self._score_rows
         with opened.runtime.runner.visit() as state:
             n_before = self.n_tokens
             held = state.tokens[:n_before]
@@ -1026,13 +1187,12 @@ class Llama(Closeable):
                     n_tokens=len(held) + len(tokens), n_ctx=self.n_ctx(),
                     remedy="begin a new text with reset()", setup="choose a larger `n_ctx`",
                 )  # fmt: skip
-            self._table()
-            table.begin(prompt, opened.adapters)
+            scores.begin(prompt, opened.adapters)
             if self._logits_all:
                 for at, row in opened.rows_of(state, prompt, n_before):
-                    table.put(at, row)
+                    scores.rows[at] = np.array(row)
             else:
-                table.put(len(prompt) - 1, opened.last_row_of(state, prompt))
+                scores.rows = {len(prompt) - 1: opened.last_row_of(state, prompt)}
             opened.n_back = None  # a call that was refused leaves it
             opened.runtime.context.pause_threads()
 
@@ -1072,35 +1232,31 @@ class Llama(Closeable):
         )
         sampler = Sampler(model, params)
         try:
-            return (guided_sampler(model, sampler, options.guide) or sampler).sample_row(row)
+            return sampler.sample_row(row)
         finally:
             sampler.close()
 
     def _row(self, idx: int | None) -> Logits:
-        n, table = self.n_tokens, self._score_table
+        n = self.n_tokens
         if n == 0:
             raise ArgumentError(
                 problem="no tokens are in memory to sample from", remedy="call eval() first"
             )
-        state = self._latest()
-        table.keep(state.tokens[: state.n_decoded], state.adapters)
         at = n - 1 if idx is None else idx if idx >= 0 else n + idx
-        if at == n - 1:
-            if table.newest(at) is None:
-                # A request, a saved state, or going back: the last token is read once more.
-                self._read_again(at)
-            if (last := table.newest(at)) is None:
-                raise BusyError(
-                    "another thread changed the text in memory meanwhile: read logits and "
-                    "evaluate in one thread"
-                )
-            return np.array(last)
-        if not self._logits_all or not 0 <= at < n:
+        if not 0 <= at < n or (at < n - 1 and not self._logits_all):
             raise ArgumentError(
                 "idx", idx, f"the last of {n} tokens",
                 "`logits_all=True` keeps the logits of the others",
             )  # fmt: skip
-        return np.array(self.scores[at])
+        if at not in self._kept_rows():
+            # A request, a saved state, or going back: the tokens from there on are read once more.
+            self._read_again(at)
+        if (row := self._kept_rows().get(at)) is None:
+            raise BusyError(
+                "another thread changed the text in memory meanwhile: read logits and "
+                "evaluate in one thread"
+            )
+        return np.array(row)
 
     # fmt: off
     def generate(  # noqa: D417 - the like share a line
@@ -1273,16 +1429,6 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         return cls(Llama(path, vocab_only=True))
 
 
-def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
-    """An error of one prompt of a list, with its number; other errors are those of all."""
-    if not error.param.startswith("prompt"):
-        return error
-    param, problem = f"prompt[{i}]{error.param.removeprefix('prompt')}", error.problem
-    if isinstance(error, ContextFullError):  # its message does not begin with the param
-        problem = f"{problem} (prompt {i} of the list)"
-    return error.copied(param=param, problem=problem)
-
-
 def _log_line(record: GenerationRecord) -> str:
     timing, usage = record.timing.as_dict(), record.usage
     saved = record.stats.saved_in_words
@@ -1298,9 +1444,8 @@ def _or_minus_1(token: int | None) -> int:
     return -1 if token is None else token
 
 
-def _opened_again(kind: type[Llama], keywords: dict[str, Any], own: dict[str, Any]) -> Llama:
-    llm = kind.__new__(kind)
-    vars(llm).update(own)
+def _opened_again(kind: type[Llama], keywords: dict[str, Any]) -> Llama:
+    llm = kind.__new__(kind)  # a subclass may have a signature of its own
     Llama.__init__(llm, **keywords)
     return llm
 
@@ -1335,54 +1480,24 @@ def _downloaded(
     return Path(paths[0])
 
 
-class ScoreTable:
+class ScoreRows:
     """Rows of logits, each of a token of one text: a row of another text is never left."""
 
     def __init__(self) -> None:
-        self._rows: Logits = np.zeros((0, 0), dtype=np.float32)
+        self.rows: dict[int, Logits] = {}
         self._tokens: list[int] = []
         self._adapters: Adapters = None
-        self._filled: set[int] = set()
-        # The row that came last, which the table may be too short for, and its place.
-        self._newest: tuple[int, Logits] | None = None
-
-    def table(self, n_rows: int, n_vocab: int) -> Logits:
-        """[n_rows, n_vocab]: the rows, zeros where there is none; always the same array."""
-        if not self._rows.size:
-            self._rows = np.zeros((n_rows, n_vocab), dtype=np.float32)
-        return self._rows
 
     def keep(self, tokens: Sequence[int], adapters: Adapters) -> None:
         """Drops the rows that are not of these tokens, or were computed with other adapters."""
         n = n_common(self._tokens, tokens) if self._adapters == adapters else 0
-        if n == len(self._tokens):
-            return
         self._tokens = self._tokens[:n]
-        for at in [at for at in self._filled if at >= n]:
-            self._rows[at] = 0
-            self._filled.discard(at)
-        if self._newest is not None and self._newest[0] >= n:
-            self._newest = None
+        self.rows = {at: row for at, row in self.rows.items() if at < n}
 
     def begin(self, tokens: Sequence[int], adapters: Adapters) -> None:
         """keep(), and rows of these tokens come next."""
         self.keep(tokens, adapters)
         self._tokens, self._adapters = list(tokens), adapters
-
-    def put(self, at: int, row: Logits) -> None:
-        """The row of a token, [n_vocab]; copied."""
-        self._newest = (at, np.array(row))
-        if at < len(self._rows):
-            self._rows[at] = row
-            self._filled.add(at)
-
-    def has(self, at: int) -> bool:
-        """Whether the table has the row of a token."""
-        return at in self._filled
-
-    def newest(self, at: int) -> Logits | None:
-        """The row of a token, if it is the one that came last."""
-        return self._newest[1] if self._newest is not None and self._newest[0] == at else None
 
 
 def is_list_of_prompts(prompt: object) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.chat.template import check_form
-from pyllama_spec.drafters import Drafter
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, PromptLookup
+from pyllama_spec.drafters.base import NO_DRAFT, name_of_code
 from pyllama_spec.drafters.registry import (
     check_draft,
     is_draft,
+    known_drafts,
     make_drafter_for,
     open_before,
     wants_head,
@@ -42,12 +44,12 @@ from pyllama_spec.errors import (
     ContextFullError,
     OutOfMemoryError,
     UnsupportedError,
+    both_given,
 )
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.options import RequestOptions, check_seed
-from pyllama_spec.requests.run import Request, Run
+from pyllama_spec.requests.run import Request, Run, TokenLogprob, token_logprob
 from pyllama_spec.requests.runner import Runner, Runtime
-from pyllama_spec.requests.samplers import TokenLogprob, token_logprob
 from pyllama_spec.speculative import (
     Adapters,
     Controller,
@@ -268,7 +270,6 @@ class LlamaState:
         n_given: the number of tokens in the memory that were given to the caller; None for all.
         settings: the other settings that the memory depends on, by name: types of the KV cache,
             positions, adapters and their scales.
-        checksum: of all fields but the bytes; a state that was pickled keeps that of its origin.
     """
 
     tokens: tuple[int, ...]
@@ -279,15 +280,6 @@ class LlamaState:
     model: str
     n_given: int | None
     settings: Settings
-    checksum: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "checksum", self.computed_checksum())
-
-    def computed_checksum(self) -> int:
-        """CRC-32 of all fields but the bytes, which have their own."""
-        rest = (self.tokens, self.n_decoded, self.seed, self.model, self.n_given, self.settings)
-        return zlib.crc32(repr(rest).encode())
 
     def __repr__(self) -> str:
         return f"<LlamaState: {self.n_tokens} tokens, {self.llama_state_size} bytes>"
@@ -564,11 +556,6 @@ class OpenModel(Closeable):
         """Restores a saved state; the next request with its prefix does not read that again."""
         if not isinstance(state, LlamaState):
             raise ArgumentError("state", state, "a result of save_state()")
-        is_data = isinstance(state.memory, bytes) and isinstance(state.drafter, bytes | None)
-        if not is_data or state.checksum != state.computed_checksum():
-            raise ArgumentError(
-                "state", problem="is damaged (its checksum differs)", remedy="read the text again"
-            )
         adapters = self.adapters
         misfit = self._misfit(state, adapters)
         if misfit is not None:
@@ -601,3 +588,82 @@ class OpenModel(Closeable):
         self.model.close()
         if self._own_drafter is not None:
             self._own_drafter.close()
+
+
+Ids = npt.NDArray[np.intc]
+# What one draft may have at most; a verify batch is exact up to 32 rows.
+_MAX_DRAFT = 16
+
+
+class LlamaDraftModel(ABC):
+    """The interface of llama-cpp-python's draft models."""
+
+    @abstractmethod
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """Proposes any number of ids after the ids so far."""
+
+
+class LlamaPromptLookupDecoding(LlamaDraftModel):
+    """Copies the tokens after an earlier occurrence of the text's last tokens.
+
+    Given as Llama(draft_model=...) it is pyllama_spec.PromptLookup.
+    """
+
+    def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
+        self.max_ngram_size = count(max_ngram_size, "max_ngram_size", 1)
+        self.num_pred_tokens = count(num_pred_tokens, "num_pred_tokens", 1)
+
+    @staticmethod
+    def find_candidate_pred_tokens(
+        input_ids: Ids, max_ngram_size: int, num_pred_tokens: int
+    ) -> Ids:
+        """The ids after the first place that ends like the text: [<= num_pred_tokens]."""
+        ids = np.asarray(input_ids)
+        for n in range(min(max_ngram_size, len(ids) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(ids, n)
+            for at in np.nonzero((windows == ids[-n:]).all(axis=1))[0]:
+                candidates = ids[at + n : at + n + num_pred_tokens]
+                if len(candidates):
+                    return candidates
+        return np.array([], dtype=np.intc)
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """See LlamaDraftModel."""
+        return self.find_candidate_pred_tokens(input_ids, self.max_ngram_size, self.num_pred_tokens)
+
+
+class _Called(Drafter):
+    """A drafter that calls the user's draft model."""
+
+    max_draft = _MAX_DRAFT
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._model = model
+        self.name = name_of_code(model)
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """The draft model's ids after the ids so far."""
+        ids = np.array(request.tokens[:], dtype=np.intc)
+        tokens = [int(token) for token in self._model(ids)[: request.n_requested]]
+        return Draft(tokens) if tokens else NO_DRAFT
+
+
+def drafter_of(draft_model: object, draft: object = None) -> Drafter:
+    """The drafter for a draft model of llama-cpp-python."""
+    if draft is not None:
+        raise both_given("draft", "draft_model")
+    if isinstance(draft_model, Drafter):
+        return draft_model
+    if isinstance(draft_model, LlamaPromptLookupDecoding):
+        n = min(draft_model.num_pred_tokens, _MAX_DRAFT)
+        return PromptLookup(max_ngram=draft_model.max_ngram_size, min_ngram=1, max_draft=n)
+    if hasattr(draft_model, "create_completion"):
+        # It can be called, and gives an answer in place of ids.
+        raise ArgumentError("draft_model", problem="takes no open model", remedy=known_drafts())
+    if callable(draft_model) and not isinstance(draft_model, type):
+        return _Called(draft_model)
+    raise ArgumentError(
+        "draft_model", draft_model, "a LlamaPromptLookupDecoding() or a LlamaDraftModel",
+        '`draft` takes "prompt-lookup", a path or a Drafter',
+    )  # fmt: skip

@@ -1,23 +1,25 @@
 """Responses in OpenAI's form, with two further keys: `speculation` and `timing`.
 
 A response is a function of what was generated: ResponseShape makes chunks of pieces, and the whole
-of records.
+of records. Of parsed answers tool calls and reasoning are apart.
 """
 
 from __future__ import annotations
 
+import string
 import time
 from collections.abc import Sequence
 from enum import Enum
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText, Call
+from pyllama_spec.chat.tools import ToolRequest
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import boolean
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.requests.run import GenerationRecord, Piece, usage_of
-from pyllama_spec.requests.samplers import TokenLogprob
+from pyllama_spec.requests.run import GenerationRecord, Piece, TokenLogprob, usage_of
 from pyllama_spec.speculative import SpeculationStats
 
 Response = dict[str, Any]
@@ -47,28 +49,14 @@ def check_stream(stream: object) -> bool:
     return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")
 
 
-class Choice:
-    """One choice of a response. A subclass knows its form; this one knows what was sent of it."""
+class _Sent:
+    """What was sent of a choice."""
 
-    kind: str
-    chunk_kind: str
     n_sent: int | None = None  # ids; None before the first chunk
     n_sources = 0
 
-    def whole(self, record: GenerationRecord) -> Response:
-        """The whole choice."""
-        raise NotImplementedError
 
-    def head(self, record: GenerationRecord) -> Response | None:
-        """What comes before the text of the first piece: until then the request can fail."""
-        raise NotImplementedError
-
-    def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
-        """The choices of the chunks that a piece gives; the last one has the finish_reason."""
-        raise NotImplementedError
-
-
-class TextChoice(Choice):
+class TextChoice(_Sent):
     """A text completion.
 
     Args:
@@ -92,7 +80,7 @@ class TextChoice(Choice):
         self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
 
     def whole(self, record: GenerationRecord) -> Response:
-        """See Choice."""
+        """The whole choice."""
         logprobs = None
         if self._has_logprobs:
             logprobs = completion_logprobs(self._vocab, record.logprobs, self._start)
@@ -121,11 +109,11 @@ class TextChoice(Choice):
         return head
 
     def head(self, record: GenerationRecord) -> Response | None:
-        """See Choice."""
+        """What comes before the text of the first piece: until then the request can fail."""
         return _text(self._echo, self._of_prompt(record)) if self._echo else None
 
     def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
-        """See Choice."""
+        """The choices of the chunks of a piece; the last one has the finish_reason."""
         if piece.finish_reason is not None:
             return [_text("", finish=piece.finish_reason)]
         reported = None
@@ -141,7 +129,7 @@ def _text(text: str, logprobs: Response | None = None, finish: str | None = None
     return {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
 
 
-class ChatChoice(Choice):
+class ChatChoice(_Sent):
     """An answer to a chat, as the model writes it."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
@@ -152,7 +140,7 @@ class ChatChoice(Choice):
         self._entries: list[TokenLogprob] = []
 
     def whole(self, record: GenerationRecord) -> Response:
-        """See Choice."""
+        """See TextChoice."""
         message, finish = self.message(record)
         return {
             "index": 0,
@@ -170,11 +158,11 @@ class ChatChoice(Choice):
         return [{"content": piece.text}] if piece.tokens else [], piece.finish_reason
 
     def head(self, record: GenerationRecord) -> Response | None:
-        """See Choice."""
+        """See TextChoice."""
         return self._part({"role": "assistant"})
 
     def parts(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> list[Response]:
-        """See Choice."""
+        """See TextChoice."""
         self._entries += logprobs
         deltas, finish = self.deltas(piece)
         parts = [self._part(delta) for delta in deltas]
@@ -186,6 +174,127 @@ class ChatChoice(Choice):
             reported = chat_logprobs(self._vocab, entries)
         self._entries = []
         return {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
+
+
+# Nine letters and digits: templates in Mistral's way take no other id in a later turn.
+_ID_CHARS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
+
+
+def _made_id(answer_id: str, i: int) -> str:
+    """The id of an answer's i-th call, equal in a stream and in the whole answer."""
+    import hashlib  # loads a library of its own
+
+    number = int.from_bytes(hashlib.blake2b(f"{answer_id}/{i}".encode()).digest(), "little")
+    chars = []
+    for _ in range(_ID_LENGTH):
+        number, at = divmod(number, len(_ID_CHARS))
+        chars.append(_ID_CHARS[at])
+    return "".join(chars)
+
+
+def _id(answer_id: str, calls: Sequence[Call], i: int) -> str:
+    """The model's own id of a call if no earlier call has it, else a generated id."""
+    own = calls[i].id
+    is_new = own not in (one.id for one in calls[:i])
+    return own if own and is_new else _made_id(answer_id, i)
+
+
+def _call(answer_id: str, calls: Sequence[Call], i: int) -> Response:
+    return {
+        "id": _id(answer_id, calls, i),
+        "type": "function",
+        "function": {"name": calls[i].name, "arguments": calls[i].arguments},
+    }
+
+
+def _finish(answer: Answer, reason: str | None) -> str | None:
+    """The finish reason: "tool_calls" only if all calls are complete."""
+    is_call = bool(answer.calls) and all(call.is_whole for call in answer.calls)
+    return "tool_calls" if is_call and reason == "stop" else reason
+
+
+class Deltas:
+    """The new parts of an answer since the last call."""
+
+    def __init__(self, answer_id: str, *, has_function: bool = False) -> None:
+        self._id, self._has_function = answer_id, has_function
+        self._sent = Answer()
+
+    def of(self, now: Answer) -> list[Response]:
+        """The deltas from the sent answer to `now`; sent text is never changed."""
+        deltas: list[Response] = []
+        sent = self._sent
+        for key, new, old in (
+            ("reasoning_content", now.reasoning, sent.reasoning),
+            ("content", now.content, sent.content),
+        ):
+            if len(new) > len(old) and new.startswith(old):
+                deltas.append({key: new[len(old) :]})
+        sent.reasoning = max(sent.reasoning, now.reasoning, key=len)
+        sent.content = max(sent.content, now.content, key=len)
+        for i, call in enumerate(now.calls):
+            if call.is_open:  # its id, which goes first, is still to come
+                break
+            if i == len(sent.calls):
+                sent.calls.append(call)
+                deltas.append(self._delta(i, _call(self._id, now.calls, i)))
+                continue
+            old, new = sent.calls[i].arguments, call.arguments
+            if len(new) > len(old) and new.startswith(old):
+                sent.calls[i] = call
+                deltas.append(self._delta(i, {"function": {"arguments": new[len(old) :]}}))
+        return deltas
+
+    def _delta(self, i: int, call: Response) -> Response:
+        delta: Response = {"tool_calls": [{"index": i, **call}]}
+        if self._has_function and i == 0:
+            delta["function_call"] = dict(call["function"])
+        return delta
+
+
+class ParsedChoice(ChatChoice):
+    """An answer to a chat of which calls and thoughts are kept apart."""
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        has_logprobs: bool,
+        reader: AnswerReader,
+        request: ToolRequest,
+        answer_id: str,
+    ) -> None:
+        super().__init__(vocab, has_logprobs)
+        self._reader, self._id = reader, answer_id
+        # Whether the first call is also given in OpenAI's older form.
+        self._has_function = request.is_legacy or bool(request.forced)
+        self._new = Deltas(answer_id, has_function=self._has_function)
+        self._said = AnswerText(vocab, reader.shown)
+
+    def message(self, record: GenerationRecord) -> tuple[Response, str | None]:
+        """See ChatChoice."""
+        text = AnswerText(self._vocab, self._reader.shown)
+        text.add(record.tokens, record.text)
+        answer = text.read(self._reader, has_ended=True)
+        message: Response = {"content": answer.content or (None if answer.calls else "")}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            calls = [_call(self._id, answer.calls, i) for i in range(len(answer.calls))]
+            if self._has_function:
+                message["function_call"] = calls[0]["function"]
+            message["tool_calls"] = calls
+        return message, _finish(answer, record.finish_reason)
+
+    def deltas(self, piece: Piece) -> tuple[list[Response], str | None]:
+        """See ChatChoice."""
+        self._said.add(piece.tokens, piece.text)
+        answer = self._said.read(self._reader, has_ended=piece.finish_reason is not None)
+        finish = piece.finish_reason and _finish(answer, piece.finish_reason)
+        return self._new.of(answer), finish
+
+
+Choice: TypeAlias = TextChoice | ChatChoice
 
 
 class ResponseShape:

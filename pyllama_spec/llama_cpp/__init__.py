@@ -12,9 +12,9 @@ llama-cpp-python hands out by ctypes are not here; pyllama_spec.engine has what 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyllama_spec.llama.llama_cpp_drafts import LlamaPromptLookupDecoding
+from pyllama_spec.llama.open_model import LlamaPromptLookupDecoding
 from pyllama_spec.llama_cpp import llama
 from pyllama_spec.llama_cpp.install import PARTS, install
 from pyllama_spec.llama_cpp.llama import *  # noqa: F403 - all that the module llama has
@@ -25,10 +25,6 @@ __version__ = "0.3.36"
 
 __all__ = ["LlamaHFTokenizer", "LlamaPromptLookupDecoding", "install"]
 __all__ += llama.__all__
-
-
-if TYPE_CHECKING:
-    from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,8 @@ import numpy.typing as npt
 from pyllama_spec.engine.checks import count
 from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
 from pyllama_spec.llama.llama import BaseLlamaTokenizer, Llama, LlamaState, LlamaTokenizer
-from pyllama_spec.llama.llama_cpp_drafts import LlamaDraftModel
+from pyllama_spec.llama.open_model import LlamaDraftModel
 from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
-
-if TYPE_CHECKING:
-    from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on
 
 __all__ = [
     "BaseLlamaCache",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.constraints import JSON_OBJECT, Guide, GuideKind, schema_grammar
+from pyllama_spec.constraints import JSON_OBJECT, regex_grammar, schema_grammar
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.files import check_no_pipe
+from pyllama_spec.files import read_plain
 
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
 JSON_GBNF = JSON_OBJECT
@@ -21,12 +21,12 @@ root ::= ( "- " [^\r\n]+ "\n" )+
 
 
 class LlamaGrammar:
-    """GBNF rules, for `grammar=` of a request; here regular expressions and Lark rules as well.
+    """GBNF rules, for `grammar=` of a request; here of regular expressions as well.
 
     A fault in the rules shows when they are used.
     """
 
-    def __init__(self, *args: Any, _grammar: str | Guide, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, _grammar: str, **kwargs: Any) -> None:
         del args, kwargs
         self._grammar = _grammar
         self._root = LLAMA_GRAMMAR_DEFAULT_ROOT  # programs read it there
@@ -43,9 +43,8 @@ class LlamaGrammar:
     def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
         """A grammar from a file of GBNF rules."""
         try:
-            check_no_pipe(file)
             # An editor may have begun it with a byte order mark.
-            text = Path(file).read_text(encoding="utf-8-sig")
+            text = read_plain(Path(file)).removeprefix("\ufeff")
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError("file", str(file), problem=f"cannot be read: {error}") from None
         if not text.strip():
@@ -63,23 +62,8 @@ class LlamaGrammar:
 
     @classmethod
     def from_regex(cls, regex: str) -> LlamaGrammar:
-        """A grammar of a regular expression for the whole answer; llama-cpp-python lacks this.
-
-        It needs the package llguidance (`pip install pyllama_spec[llguidance]`), and has the syntax
-        of Rust's regex crate.
-        """
-        return cls(_grammar=_guide("regex", regex))
-
-    @classmethod
-    def from_lark(cls, lark: str) -> LlamaGrammar:
-        """A grammar from Lark rules with a rule `start`; an addition here. Needs llguidance."""
-        return cls(_grammar=_guide("lark", lark))
-
-
-def _guide(kind: GuideKind, text: object) -> Guide:
-    if not isinstance(text, str) or not text.strip():
-        raise ArgumentError("grammar", text, "a text that is not empty")
-    return Guide(kind, text)
+        """A grammar of a regular expression (ECMA-262) for the whole answer; an addition here."""
+        return cls.from_string(regex_grammar(regex))
 
 
 def json_schema_to_gbnf(schema: str, prop_order: list[str] | None = None) -> str:

@@ -1,307 +1,82 @@
-"""TypedDicts of requests and answers under llama-cpp-python's names.
+"""Types of requests and answers under llama-cpp-python's names.
 
-Their fields are those of OpenAI's API, whose reference says what they are.
+Their fields are those of OpenAI's API, whose reference says what they are; a field is of any type.
 """
-
-# ruff: noqa: D101
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
+
+_FIELDS = {
+    "EmbeddingUsage": "prompt_tokens total_tokens",
+    "Embedding": "index object embedding",
+    "CreateEmbeddingResponse": "object model data usage",
+    "CompletionLogprobs": "text_offset token_logprobs tokens top_logprobs",
+    "CompletionChoice": "text index logprobs finish_reason",
+    "PromptTokensDetails": "cached_tokens",
+    "CompletionUsage": "prompt_tokens completion_tokens total_tokens prompt_tokens_details",
+    "CreateCompletionResponse": "id object created model choices usage speculation timing",
+    "ChatCompletionResponseFunctionCall": "name arguments",
+    "ChatCompletionMessageToolCall": "id type function",
+    "ChatCompletionResponseMessage": "content role tool_calls function_call reasoning_content",
+    "ChatCompletionFunction": "name parameters description",
+    "ChatCompletionTopLogprobToken": "token logprob bytes",
+    "ChatCompletionLogprobToken": "token logprob bytes top_logprobs",
+    "ChatCompletionLogprobs": "content refusal",
+    "ChatCompletionResponseChoice": "index message logprobs finish_reason",
+    "CreateChatCompletionResponse": "id object created model choices usage speculation timing",
+    "ChatCompletionMessageToolCallChunkFunction": "name arguments",
+    "ChatCompletionMessageToolCallChunk": "index function id type",
+    "ChatCompletionStreamResponseDeltaEmpty": "",
+    "ChatCompletionStreamResponseDelta": "content function_call tool_calls role reasoning_content",
+    "ChatCompletionStreamResponseChoice": "index delta finish_reason logprobs",
+    "CreateChatCompletionStreamResponse": "id model object created choices",
+    "ChatCompletionFunctionCallOption": "name",
+    "ChatCompletionRequestResponseFormat": "type schema json_schema",
+    "ChatCompletionRequestMessageContentPartText": "type text",
+    "ChatCompletionRequestMessageContentPartImageImageUrl": "url detail",
+    "ChatCompletionRequestMessageContentPartImage": "type image_url",
+    "ChatCompletionRequestSystemMessage": "role content",
+    "ChatCompletionRequestUserMessage": "role content",
+    "ChatCompletionRequestAssistantMessage": "role content tool_calls function_call",
+    "ChatCompletionRequestToolMessage": "role content tool_call_id",
+    "ChatCompletionRequestFunctionMessage": "role content name",
+    "ChatCompletionTool": "type function",
+    "ChatCompletionNamedToolChoice": "type function",
+}  # fmt: skip
+_ALIASES = {
+    "ChatCompletionResponseFunctionCall": (
+        "ChatCompletionMessageToolCallFunction ChatCompletionStreamResponseDeltaFunctionCall "
+        "ChatCompletionRequestAssistantMessageFunctionCall ChatCompletionFunctionCall"
+    ),
+    "ChatCompletionFunction": (
+        "ChatCompletionToolFunction ChatCompletionFunctions ChatCompletionResponseFunction"
+    ),
+    "ChatCompletionFunctionCallOption": (
+        "ChatCompletionRequestFunctionCallOption ChatCompletionNamedToolChoiceFunction"
+    ),
+    "Embedding": "EmbeddingData",
+    "CreateCompletionResponse": "CompletionChunk Completion CreateCompletionStreamResponse",
+    "ChatCompletionResponseMessage": "ChatCompletionMessage",
+    "ChatCompletionResponseChoice": "ChatCompletionChoice",
+    "CreateChatCompletionResponse": "ChatCompletion",
+    "ChatCompletionStreamResponseDeltaEmpty": "ChatCompletionChunkDeltaEmpty",
+    "ChatCompletionStreamResponseChoice": "ChatCompletionChunkChoice",
+    "ChatCompletionStreamResponseDelta": "ChatCompletionChunkDelta",
+    "CreateChatCompletionStreamResponse": "ChatCompletionChunk ChatCompletionStreamResponse",
+}  # fmt: skip
+_typed_dict: Any = TypedDict
+for _name, _fields in _FIELDS.items():
+    _made = _typed_dict(_name, dict.fromkeys(_fields.split(), Any), total=False)
+    for _own in (_name, *_ALIASES.get(_name, "").split()):
+        globals()[_own] = _made
 
 JsonType = int | str | bool | list[Any] | dict[str, Any] | None
-
-
-class EmbeddingUsage(TypedDict):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embedding(TypedDict):
-    index: int
-    object: str
-    embedding: list[float] | list[list[float]]
-
-
-class CreateEmbeddingResponse(TypedDict):
-    object: Literal["list"]
-    model: str
-    data: list[Embedding]
-    usage: EmbeddingUsage
-
-
-class CompletionLogprobs(TypedDict):
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
-
-
-class CompletionChoice(TypedDict):
-    text: str
-    index: int
-    logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-
-
-class PromptTokensDetails(TypedDict):
-    cached_tokens: int
-
-
-class CompletionUsage(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class _Completion(TypedDict):
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-
-
-class CreateCompletionResponse(_Completion, total=False):
-    usage: CompletionUsage
-    speculation: dict[str, Any]
-    timing: dict[str, float]
-
-
-class ChatCompletionResponseFunctionCall(TypedDict):
-    name: str
-    arguments: str
-
-
-ChatCompletionMessageToolCallFunction = ChatCompletionResponseFunctionCall
-ChatCompletionStreamResponseDeltaFunctionCall = ChatCompletionResponseFunctionCall
-ChatCompletionRequestAssistantMessageFunctionCall = ChatCompletionResponseFunctionCall
-
-
-class ChatCompletionMessageToolCall(TypedDict):
-    id: str
-    type: Literal["function"]
-    function: ChatCompletionMessageToolCallFunction
-
-
-ChatCompletionMessageToolCalls = list[ChatCompletionMessageToolCall]
-
-
-class _ResponseMessage(TypedDict):
-    content: str | None
-    role: Literal["assistant", "function"]
-
-
-class ChatCompletionResponseMessage(_ResponseMessage, total=False):
-    tool_calls: ChatCompletionMessageToolCalls
-    function_call: ChatCompletionResponseFunctionCall
-    reasoning_content: str
-
-
-class _Function(TypedDict):
-    name: str
-    parameters: dict[str, JsonType]
-
-
-class ChatCompletionFunction(_Function, total=False):
-    description: str
-
-
-ChatCompletionToolFunction = ChatCompletionFunction
-
-
-class ChatCompletionTopLogprobToken(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatCompletionLogprobToken(ChatCompletionTopLogprobToken):
-    top_logprobs: list[ChatCompletionTopLogprobToken]
-
-
-class ChatCompletionLogprobs(TypedDict):
-    content: list[ChatCompletionLogprobToken] | None
-    refusal: list[ChatCompletionLogprobToken] | None
-
-
-class ChatCompletionResponseChoice(TypedDict):
-    index: int
-    message: ChatCompletionResponseMessage
-    logprobs: ChatCompletionLogprobs | None
-    finish_reason: str | None
-
-
-class _ChatCompletion(TypedDict):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatCompletionResponseChoice]
-    usage: CompletionUsage
-
-
-class CreateChatCompletionResponse(_ChatCompletion, total=False):
-    speculation: dict[str, Any]
-    timing: dict[str, float]
-
-
-class ChatCompletionMessageToolCallChunkFunction(TypedDict, total=False):
-    name: str | None
-    arguments: str
-
-
-class _ToolCallChunk(TypedDict):
-    index: int
-    function: ChatCompletionMessageToolCallChunkFunction
-
-
-class ChatCompletionMessageToolCallChunk(_ToolCallChunk, total=False):
-    id: str
-    type: Literal["function"]
-
-
-class ChatCompletionStreamResponseDeltaEmpty(TypedDict):
-    """An empty delta."""
-
-
-class ChatCompletionStreamResponseDelta(TypedDict, total=False):
-    content: str | None
-    function_call: ChatCompletionStreamResponseDeltaFunctionCall | None
-    tool_calls: list[ChatCompletionMessageToolCallChunk] | None
-    role: Literal["system", "user", "assistant", "tool"] | None
-    reasoning_content: str
-
-
-class _StreamChoice(TypedDict):
-    index: int
-    delta: ChatCompletionStreamResponseDelta | ChatCompletionStreamResponseDeltaEmpty
-    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
-
-
-class ChatCompletionStreamResponseChoice(_StreamChoice, total=False):
-    logprobs: ChatCompletionLogprobs | None
-
-
-class CreateChatCompletionStreamResponse(TypedDict):
-    id: str
-    model: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    choices: list[ChatCompletionStreamResponseChoice]
-
-
-class ChatCompletionFunctionCallOption(TypedDict):
-    name: str
-
-
-ChatCompletionRequestFunctionCallOption = ChatCompletionFunctionCallOption
-ChatCompletionNamedToolChoiceFunction = ChatCompletionFunctionCallOption
-
-
-class _ResponseFormat(TypedDict):
-    type: Literal["text", "json_object", "json_schema"]
-
-
-class ChatCompletionRequestResponseFormat(_ResponseFormat, total=False):
-    schema: JsonType
-    json_schema: JsonType
-
-
-class ChatCompletionRequestMessageContentPartText(TypedDict):
-    type: Literal["text"]
-    text: str
-
-
-class _ImageUrl(TypedDict):
-    url: str
-
-
-class ChatCompletionRequestMessageContentPartImageImageUrl(_ImageUrl, total=False):
-    detail: Literal["auto", "low", "high"]
-
-
-class ChatCompletionRequestMessageContentPartImage(TypedDict):
-    type: Literal["image_url"]
-    image_url: str | ChatCompletionRequestMessageContentPartImageImageUrl
-
-
-ChatCompletionRequestMessageContentPart = (
-    ChatCompletionRequestMessageContentPartText | ChatCompletionRequestMessageContentPartImage
-)
-
-
-class ChatCompletionRequestSystemMessage(TypedDict):
-    role: Literal["system"]
-    content: str | None
-
-
-class ChatCompletionRequestUserMessage(TypedDict):
-    role: Literal["user"]
-    content: str | list[ChatCompletionRequestMessageContentPart] | None
-
-
-class _AssistantMessage(TypedDict):
-    role: Literal["assistant"]
-
-
-class ChatCompletionRequestAssistantMessage(_AssistantMessage, total=False):
-    content: str
-    tool_calls: ChatCompletionMessageToolCalls
-    function_call: ChatCompletionRequestAssistantMessageFunctionCall
-
-
-class ChatCompletionRequestToolMessage(TypedDict):
-    role: Literal["tool"]
-    content: str | None
-    tool_call_id: str
-
-
-class ChatCompletionRequestFunctionMessage(TypedDict):
-    role: Literal["function"]
-    content: str | None
-    name: str
-
-
-ChatCompletionRequestMessage = (
-    ChatCompletionRequestSystemMessage
-    | ChatCompletionRequestUserMessage
-    | ChatCompletionRequestAssistantMessage
-    | ChatCompletionRequestToolMessage
-    | ChatCompletionRequestFunctionMessage
-)
-
-
-ChatCompletionRequestFunctionCall = (
-    Literal["none", "auto"] | ChatCompletionRequestFunctionCallOption
-)
 ChatCompletionFunctionParameters = dict[str, JsonType]
+ChatCompletionMessageToolCalls = list[dict[str, Any]]
+ChatCompletionRequestMessage = ChatCompletionRequestMessageContentPart = dict[str, Any]
+ChatCompletionRequestFunctionCall = ChatCompletionToolChoiceOption = str | dict[str, Any]
 
 
-class ChatCompletionTool(TypedDict):
-    type: Literal["function"]
-    function: ChatCompletionToolFunction
-
-
-class ChatCompletionNamedToolChoice(TypedDict):
-    type: Literal["function"]
-    function: ChatCompletionNamedToolChoiceFunction
-
-
-ChatCompletionToolChoiceOption = Literal["none", "auto", "required"] | ChatCompletionNamedToolChoice
-ChatCompletionFunctions = ChatCompletionFunction
-EmbeddingData = Embedding
-CompletionChunk = CreateCompletionResponse
-Completion = CreateCompletionResponse
-CreateCompletionStreamResponse = CreateCompletionResponse
-ChatCompletionMessage = ChatCompletionResponseMessage
-ChatCompletionChoice = ChatCompletionResponseChoice
-ChatCompletion = CreateChatCompletionResponse
-ChatCompletionChunkDeltaEmpty = ChatCompletionStreamResponseDeltaEmpty
-ChatCompletionChunkChoice = ChatCompletionStreamResponseChoice
-ChatCompletionChunkDelta = ChatCompletionStreamResponseDelta
-ChatCompletionChunk = CreateChatCompletionStreamResponse
-ChatCompletionStreamResponse = CreateChatCompletionStreamResponse
-ChatCompletionResponseFunction = ChatCompletionFunction
-ChatCompletionFunctionCall = ChatCompletionResponseFunctionCall
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

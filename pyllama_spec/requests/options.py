@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.constraints import Guide, form_of
+from pyllama_spec.constraints import form_of
 from pyllama_spec.engine import SamplerParams, Vocab
 from pyllama_spec.engine.checks import (
     boolean,
@@ -113,14 +113,6 @@ def _no_tail_free(value: object, name: str) -> float:
     return 1.0
 
 
-def _part_to_continue(value: object, name: str) -> bool | str | None:
-    if value is None or isinstance(value, str):
-        if value not in (None, "content", "reasoning_content"):
-            raise ArgumentError(name, value, 'True, False, "content" or "reasoning_content"')
-        return value
-    return boolean(value, name)
-
-
 def _mapping(value: Any, name: str) -> Mapping[Any, Any]:
     if not isinstance(value, (Mapping, type(None))):
         raise ArgumentError(name, value, dict)
@@ -182,12 +174,11 @@ class RequestOptions:
         mirostat_mode, mirostat_tau, mirostat_eta: 0 is off, 1 or 2.
         seed: of sampling; None for the next of the model's stream of seeds, -1 for a new one.
         logit_bias: id (int, or str of digits) -> what is added to its logit.
-        grammar: GBNF rules with a rule `root`; Lark rules with a rule `start` that begin with
-            "%llguidance {}"; or an object that holds either as `_grammar`.
+        grammar: GBNF rules with a rule `root`, or an object that holds them as `_grammar`.
         response_format: {"type": "json_object"} for any JSON object, with "schema": {...} for
             those that it describes; {"type": "json_schema", "json_schema": {"schema": {...}}} means
-            the same; {"type": "regex", "pattern": "..."}; {"type": "grammar", "syntax": "lark",
-            "regex" or "gbnf", "definition": "..."}; {"type": "text"} for anything.
+            the same; {"type": "regex", "pattern": "..."}; {"type": "grammar", "syntax": "regex" or
+            "gbnf", "definition": "..."}; {"type": "text"} for anything.
         tfs_z: only 1, which is off; the engine no longer has tail-free sampling.
         logprobs: the number of alternatives to report with each token's log-probability; None for
             no log-probabilities. They are the model's, before any sampler.
@@ -204,7 +195,6 @@ class RequestOptions:
             to templates that read it. With others "none" switches thoughts off, and the next three
             are budgets of 128, 1024 and 2048 tokens, "high" one of 4096.
         continue_final_message: for chats: the answer continues the last message, an assistant's.
-            True, or "content" or "reasoning_content" for the part to continue.
         add_generation_prompt: for chats: False for a prompt that ends with the last message;
             continue_final_message implies it.
         return_token_ids: report `token_ids` with each choice and chunk, those of its text, and
@@ -332,9 +322,7 @@ class RequestOptions:
         None, choices=EFFORTS, of_chats=True, in_handlers=False,
         server="--reasoning-effort", variable="ARG_REASONING_EFFORT",
     )
-    continue_final_message: bool | str | None = option(
-        None, check=_part_to_continue, of_chats=True, in_handlers=False
-    )
+    continue_final_message: bool | None = option(None, of_chats=True, in_handlers=False)
     add_generation_prompt: bool | None = option(None, of_chats=True)
     return_token_ids: bool = option(False, in_handlers=False)
     return_token_sources: bool = option(False, body="", in_handlers=False)
@@ -464,11 +452,6 @@ class RequestOptions:
         return tuple(criteria)
 
     @property
-    def guide(self) -> Guide | None:
-        """The guide for llguidance; None without one, or if the engine handles the grammar."""
-        return self.grammar if isinstance(self.grammar, Guide) else None
-
-    @property
     def sees_prompt(self) -> bool:
         """Whether penalties and DRY see the prompt; DRY penalises repetitions of the prompt."""
         if self.penalize_prompt is None:
@@ -497,7 +480,6 @@ class RequestOptions:
             **{
                 **shared,
                 "temperature": 1.0 if draws_from_all else temperature,
-                "grammar": None if self.guide is not None else self.grammar,
                 "dry_breakers": _as_tuple(self.dry_breakers, "dry_breakers"),
                 "logit_bias": bias,
                 "mirostat": self.mirostat_mode,

@@ -20,11 +20,17 @@ from operator import itemgetter
 from time import monotonic, perf_counter
 from typing import Any, Literal
 
-from pyllama_spec.engine import Context, Model, SamplerParams
-from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.errors import CancelledError, ContextFullError
-from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.requests.samplers import Observer, ProcessedSampler, TokenLogprob, guided_sampler
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import Context, Model, Sampler, SamplerParams, Vocab
+from pyllama_spec.errors import (
+    ArgumentError,
+    CancelledError,
+    ContextFullError,
+    shown,
+)
+from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import (
     Adapters,
     Round,
@@ -33,12 +39,123 @@ from pyllama_spec.speculative import (
     SequenceState,
     SpeculationStats,
     Step,
+    StepSampler,
     Timing,
     TokenSampler,
     why_exact,
 )
-from pyllama_spec.speculative.acceptance import BY_GRAMMAR, accepting_sampler
+from pyllama_spec.speculative.acceptance import accepting_sampler
 from pyllama_spec.speculative.sequence import Prediction
+
+Ids = npt.NDArray[np.int32]
+
+
+class _History:
+    """The ids so far as an array for user functions; appending costs constant time."""
+
+    def __init__(self, prompt: Sequence[int], capacity: int) -> None:
+        self._ids = np.empty(max(capacity, len(prompt)) + 1, dtype=np.int32)
+        self._ids[: len(prompt)] = prompt
+        self._n = len(prompt)
+
+    def append(self, token: int) -> None:
+        self._ids[self._n] = token
+        self._n += 1
+
+    def view(self) -> Ids:
+        """shape: [n] int32, read-only; later tokens do not change it."""
+        ids = self._ids[: self._n]
+        ids.flags.writeable = False
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The natural logarithm of one token's probability, and the likeliest ids with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def token_logprob(logits: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:
+    """The log-softmax of one token and of the n_top likeliest, of logits [n_vocab] float32."""
+    row = logits.astype(np.float64)
+    peak = row.max()
+    log_sum = peak + np.log(np.exp(row - peak).sum())
+    n_top = min(n_top, row.size)
+    top: tuple[tuple[int, float], ...] = ()
+    if n_top:
+        ids = np.argpartition(-row, n_top - 1)[:n_top]
+        # Equal logits: the smaller id first, so that the order is the same every time.
+        ids = ids[np.lexsort((ids, -row[ids]))]
+        top = tuple((int(i), float(row[i] - log_sum)) for i in ids)
+    return TokenLogprob(token, float(row[token] - log_sum), top)
+
+
+class Observer:
+    """Records committed tokens with their rows, for log-probabilities and stopping criteria."""
+
+    def __init__(
+        self, context: Context, options: RequestOptions, prompt: Sequence[int], max_tokens: int
+    ) -> None:
+        self._context = context
+        self._n_top = options.logprobs
+        self._criteria = options.criteria
+        self.history = _History(prompt, len(prompt) + max_tokens)
+        self.logprobs: list[TokenLogprob] = []
+        self._n_tokens = 0
+        # How many tokens there were when a stopping criterion said stop.
+        self.n_stop: int | None = None
+
+    def __call__(self, row: int, token: int) -> None:
+        """Records a committed token, whose row of the last batch this is."""
+        if self._n_top is not None:
+            logits = self._context.logits(row)
+            self.logprobs.append(token_logprob(logits, token, self._n_top))
+        if self._criteria and self.n_stop is None:
+            ids, logits = self.history.view(), np.array(self._context.logits(row))
+            if any(stop(ids, logits) for stop in self._criteria):
+                self.n_stop = self._n_tokens
+        self._n_tokens += 1
+        self.history.append(token)
+
+
+class ProcessedSampler(StepSampler):
+    """A sampler with logits processors, which see each position once, after committed tokens."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        processors: Sequence[LogitsProcessor],
+        history: _History,
+    ) -> None:
+        self._sampler = sampler
+        self._processors = processors
+        self._history = history
+
+    def sample(self, context: Context, i: int) -> int:
+        """See StepSampler.sample."""
+        scores = np.array(context.logits(i))
+        shape = scores.shape
+        for processor in self._processors:
+            returned = processor(self._history.view(), scores)
+            scores = np.asarray(returned, dtype=np.float32)
+            if returned is None or scores.shape != shape:
+                raise ArgumentError(
+                    "logits_processor", problem=f"returned {shown(returned)}",
+                    expected=f"the scores, an array of shape {shape}",
+                )  # fmt: skip
+        if np.isnan(scores).any() or not np.isfinite(scores).any():
+            raise ArgumentError(
+                "logits_processor", problem="left no token, or a NaN, in the scores"
+            )
+        return self._sampler.sample_row(scores)
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """See StepSampler.accept."""
+        self._sampler.accept(token, generated=generated)
+
 
 Stage = Literal["new", "queued", "reading", "generating", "aside", "ended"]
 # The source of a token that was not drafted.
@@ -320,8 +437,6 @@ def _why_exact(accepts: str, params: SamplerParams, options: RequestOptions) -> 
     """The reason why a request accepts exactly in spite of its option; None without one."""
     if accepts == "exact":
         return None
-    if accepts == "distribution" and options.guide is not None:
-        return BY_GRAMMAR
     if accepts == "distribution" and options.processors:
         return "logits processors change the distribution"
     return why_exact(params, accepts)
@@ -394,7 +509,6 @@ class Run:
         self._sampler, self._rejection, self._noise = accepting_sampler(
             model, params, accepts, self._why_exact
         )
-        self._guided = guided_sampler(model, self._sampler, options.guide)
         self._detokenizer = Detokenizer(
             model.vocab, options.stops, keep_stop=options.include_stop_str_in_output,
             min_tokens=options.min_tokens, by_token=request.by_token,
@@ -488,10 +602,9 @@ class Run:
         n_seen = len(prompt) if n_history < 0 else min(n_history, len(prompt))
         for token in prompt[len(prompt) - n_seen :]:
             self._sampler.accept(token, generated=False)
-        row_sampler = self._guided or self._sampler
-        sampler: TokenSampler = row_sampler
+        sampler: TokenSampler = self._sampler
         if options.processors and self._observer is not None:
-            sampler = ProcessedSampler(row_sampler, options.processors, self._observer.history)
+            sampler = ProcessedSampler(self._sampler, options.processors, self._observer.history)
         self._round = round_
         if self.before is not None:
             self.before(state)
@@ -508,9 +621,7 @@ class Run:
     def _begin(self, run: SequenceRun) -> None:
         assert self._round is not None
         run.stats.why_exact = self._why_exact
-        if self._guided is not None:
-            run.forced = self._guided.forced
-        elif self._sampler.params.grammar is not None:
+        if self._sampler.params.grammar is not None:
             run.forced = self._forced
         self._round.begin(run)
         self.sequence = run

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.errors import BusyError, CancelledError, ClosedError, ForkedError
+from pyllama_spec.errors import BusyError, ForkedError
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import GenerationRecord, Piece, RequestStatus, Run
 from pyllama_spec.requests.runner import Runner
@@ -248,40 +248,19 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         return run.record
 
     def result(self) -> Any:
-        """The whole response, as without stream=True. Blocks until it is complete.
-
-        Where one of several answers fails the others are read all the same; the error has them in
-        its `partial_choices`.
-        """
+        """The whole response, as without stream=True. Blocks until it is complete."""
         shape, self._begun_s = self._shape, self._begun_s or perf_counter()
         if shape is None:
             return self.read_all()
-        n = len(self._runs)
-        choices = [shape.choice(0, self.read_all())] if n == 1 else self._choices(shape)
-        return shape.whole(choices, self.records, perf_counter() - self._begun_s)
-
-    def _choices(self, shape: Shape[_T]) -> list[Any]:
-        n, failed = len(self._runs), None
-        choices: list[Any] = [None] * n
         try:
-            self._start(is_whole=True, is_detached=False)
-            for i in range(n):
-                try:
-                    choices[i] = shape.choice(i, self._read_all(i))
-                except (CancelledError, ClosedError):  # noqa: PERF203 - meant for all of them
-                    raise
-                except Exception as error:  # noqa: BLE001 - the others are answered first
-                    failed = failed or error
-            if failed is not None:
-                raise failed
-        except BaseException as error:
-            partial_error: Any = error
-            with suppress(Exception):
-                partial_error.partial_choices = choices
+            if len(self._runs) > 1:
+                self._start(is_whole=True, is_detached=False)
+            choices = [shape.choice(i, self._read_all(i)) for i in range(len(self._runs))]
+        except BaseException:
             with suppress(BusyError):
-                self.close()
+                self.close()  # the other answers
             raise
-        return choices
+        return shape.whole(choices, self.records, perf_counter() - self._begun_s)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from pyllama_spec.schema.compiler import (
     argument_rules,
     beside_properties,
     loosened_rules,
+    regex_rules,
     schema_rules,
 )
 from pyllama_spec.schema.limits import Budget
@@ -19,5 +20,6 @@ __all__ = [
     "argument_rules",
     "beside_properties",
     "loosened_rules",
+    "regex_rules",
     "schema_rules",
 ]

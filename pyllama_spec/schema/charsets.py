@@ -96,13 +96,6 @@ SPACE: CharSet = charset(
 LINE_ENDS: CharSet = charset([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
 DOT: CharSet = complement(LINE_ENDS)
 
-_LONG_NAMES = {
-    "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Titlecase_Letter": "Lt",
-    "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Number": "N", "digit": "Nd",
-    "Decimal_Number": "Nd", "Letter_Number": "Nl", "Other_Number": "No", "Punctuation": "P",
-    "punct": "P", "Symbol": "S", "Currency_Symbol": "Sc", "Math_Symbol": "Sm", "Separator": "Z",
-    "Space_Separator": "Zs", "Control": "Cc", "cntrl": "Cc",
-}  # fmt: skip
 _CATEGORIES = frozenset([
     "L", "Ll", "Lu", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc",
     "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp", "Cc",
@@ -131,10 +124,8 @@ def _by_category() -> dict[str, list[tuple[int, int]]]:
 
 @lru_cache(maxsize=64)
 def category(name: str) -> CharSet | None:
-    r"""The characters of a category such as Lu or Letter, as in \p{...}; None if unknown."""
-    name = name.removeprefix("General_Category=").removeprefix("gc=")
-    short = _LONG_NAMES.get(name, name)
-    if short not in _CATEGORIES:
+    r"""The characters of a category such as L or Lu, as in \p{...}; None if unknown."""
+    if name not in _CATEGORIES:
         return None
     ranges = _by_category()
-    return scalars(one for own in ranges if own.startswith(short) for one in ranges[own])
+    return scalars(one for own in ranges if own.startswith(name) for one in ranges[own])

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from pyllama_spec.errors import SchemaError
-from pyllama_spec.schema.arrays import Arrays
+from pyllama_spec.errors import SchemaError, clipped
+from pyllama_spec.schema.containers import Containers
 from pyllama_spec.schema.document import Document
 from pyllama_spec.schema.expansion import (
     ANYTHING,
@@ -22,10 +22,9 @@ from pyllama_spec.schema.expansion import (
     those,
     truths,
 )
-from pyllama_spec.schema.formulas import Fits, Number, Text
 from pyllama_spec.schema.grammar import Alternative, Grammar, Literal, Rule
-from pyllama_spec.schema.keywords import KEPT
-from pyllama_spec.schema.languages import Lang, either, negated
+from pyllama_spec.schema.keywords import KEPT, Fits, Number, Text
+from pyllama_spec.schema.languages import Lang, either, negated, table
 from pyllama_spec.schema.limits import (
     MAX_STEPS,
     WORK,
@@ -36,7 +35,7 @@ from pyllama_spec.schema.limits import (
     out_of_steps,
 )
 from pyllama_spec.schema.numbers import MAX_DIGITS, MOST_WHOLE_DIGITS, Whole, number_table
-from pyllama_spec.schema.objects import Objects
+from pyllama_spec.schema.patterns import PatternError, pattern_language
 from pyllama_spec.schema.texts import (
     GEMMA_QUOTES,
     JSON_LIKE,
@@ -112,6 +111,25 @@ def argument_rules(
     return _compiled(schema, prefix, budget, quotes, made)
 
 
+def regex_rules(regex: str) -> str:
+    """Compiles the rules of the texts that a regular expression matches from end to end."""
+    grammar = Grammar(Budget())
+    try:
+        with WORK.on(grammar.budget):
+            states = table(pattern_language(f"^(?:{regex})$"))
+            name = Texts(grammar).of_table(states, "regex") if not states.is_empty else ""
+        grammar.put("root", [[Rule(name)]])
+        (text,) = grammar.texts(["root"])
+    except (PatternError, TooLargeError, OutOfStepsError) as error:
+        raise SchemaError(
+            f"the regular expression {clipped(regex)!r} cannot be kept: {error}", "pattern",
+            remedy="write it in the syntax of ECMA-262, shorter or simpler",
+        ) from None  # fmt: skip
+    if text is None:
+        raise SchemaError(f"no text matches the regular expression {clipped(regex)!r}", "pattern")
+    return text
+
+
 def beside_properties(schema: Any, *, is_deep: bool = False) -> list[str]:
     """The keywords of an object that hold for more than each property that it names.
 
@@ -151,7 +169,9 @@ def _compiled(
         raise SchemaError("the JSON schema is nested too deeply") from None
     except TooLargeError as error:
         raise SchemaError(
-            f"the grammar of the schema is too large: {error}", remedy="simplify the schema"
+            f"the grammar of the schema is too large: {error}",
+            remedy="simplify the schema",
+            is_beyond=True,
         ) from None
     except OutOfStepsError as error:
         raise out_of_steps("#", error.most) from None
@@ -168,7 +188,10 @@ def loosened_rules(schema: Any, prefix: str = "", *, by_property: bool = False) 
             return Loosened(loose, made, tuple(left_out))
         if not made.is_beyond or len(left_out) >= _MOST_LEFT_OUT:
             raise made
-        _leave_out(loose, made)
+        if made.keyword:
+            _leave_out(loose, made)
+        else:  # it takes too many steps or states: nothing of it is kept
+            loose, budget = {"type": "object"}, Budget()
         left_out.append(made)
 
 
@@ -182,14 +205,16 @@ def _made_or_error(
 
 
 def _leave_out(schema: Any, error: SchemaError) -> None:
-    """Removes the keyword of an error from a schema."""
+    """Removes the keyword of an error from a schema; anyOf stands in for oneOf."""
     at = schema
     for part in error.path.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         at = at[int(name)] if isinstance(at, list) else at.get(name)
     if not isinstance(at, dict) or error.keyword not in at:
         raise error
-    del at[error.keyword]
+    value = at.pop(error.keyword)
+    if error.keyword == "oneOf":
+        at.setdefault("anyOf", value)
 
 
 class _Compiler:
@@ -203,8 +228,7 @@ class _Compiler:
         self._texts = Texts(self._grammar, quotes)
         self._names: dict[Node, str] = {ANYTHING: "value"}
         self._todo: list[Node] = []
-        self._arrays = Arrays(self.expansion, self._grammar, self._texts, self._rule_of)
-        self._objects = Objects(self.expansion, self._grammar, self._texts, self._rule_of)
+        self._containers = Containers(self.expansion, self._grammar, self._texts, self._rule_of)
         usual_rules(self._grammar, self._texts)
 
     def text(self) -> str:
@@ -299,7 +323,7 @@ class _Compiler:
         suspects = {
             "string": ("pattern", "maxLength", "minLength", "format", "enum"),
             "number": ("multipleOf", "minimum", "maximum"),
-            "array": ("contains", "minItems", "maxItems", "uniqueItems"),
+            "array": ("minItems", "maxItems"),
             "object": ("patternProperties", "minProperties", "maxProperties", "properties"),
         }.get(kind, ())
         return next((key for key in suspects if key in keys), "type")
@@ -318,9 +342,9 @@ class _Compiler:
             if kind == "number":
                 alternatives.extend(self._numbers(case))
             elif kind == "array":
-                alternatives.extend(self._arrays.alternatives(case))
+                alternatives.extend(self._containers.arrays(case))
             else:
-                alternatives.extend(self._objects.alternatives(case))
+                alternatives.extend(self._containers.objects(case))
         return alternatives
 
     def _strings(self, texts: Texts, node: Node, more: Sequence[Lang] = ()) -> list[Alternative]:

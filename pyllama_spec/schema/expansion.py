@@ -1,20 +1,20 @@
 """Expands a schema's conditions for one type into cases, each a list of conditions.
 
-References, allOf, anyOf, oneOf, not and if are gone then. What is left looks at the value, or at
+References, allOf, anyOf and oneOf are gone then. What is left looks at the value, or at
 its parts by the numbers of their subschemas. A node is a set of subschemas that a value fits, all
 of them at once.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pyllama_spec.schema import numbers
 from pyllama_spec.schema.document import Document
-from pyllama_spec.schema.formulas import (
+from pyllama_spec.schema.keywords import (
+    KEPT,
     TYPES,
     And,
     Condition,
@@ -23,19 +23,17 @@ from pyllama_spec.schema.formulas import (
     Formula,
     Items,
     Listed,
+    Meaning,
     Names,
     Number,
-    Older,
     Or,
-    PartFits,
     Present,
     Properties,
     Text,
     Truth,
-    opposite,
+    types_meant,
 )
-from pyllama_spec.schema.keywords import KEPT, Meaning, types_meant
-from pyllama_spec.schema.languages import Lang, Never, Words, either, matches, meet, table
+from pyllama_spec.schema.languages import Lang, Never, either, matches, meet, table
 from pyllama_spec.schema.limits import Budget, TooLargeError, malformed
 
 Node = frozenset[Fits]
@@ -74,26 +72,11 @@ class _Branch:
         pending: the subschemas to look at, each with those that it stands in.
         case: the conditions so far.
         seen: the subschemas that were looked at.
-        is_alive: whether it can still become a case.
     """
 
     pending: list[_Pending]
     case: Case = ()
     seen: frozenset[Fits] = frozenset()
-    is_alive: bool = True
-
-    def with_one(self, one: _Pending) -> _Branch:
-        """A copy with one more formula to expand."""
-        return _Branch([*self.pending, one], self.case, self.seen)
-
-    def add(self, condition: Condition) -> None:
-        """Adds a condition; a property cannot be both present and absent."""
-        if isinstance(condition, Older):
-            self.pending.append((condition.formula, frozenset()))
-        elif isinstance(condition, Present) and condition.negation() in self.case:
-            self.is_alive = False
-        elif condition not in self.case:
-            self.case = (*self.case, condition)
 
 
 class Expansion:
@@ -103,7 +86,6 @@ class Expansion:
         self.document = document
         self.meaning = Meaning(document, self._are_apart, budget.spend)
         self._budget = budget
-        self._needed: dict[int, dict[str, str]] = {}
         self._made: dict[tuple[Node, str], tuple[Case, ...]] = {}
         self._empty: dict[tuple[Node, int], bool] = {}
         self._depth = 0
@@ -112,25 +94,13 @@ class Expansion:
         """The set of subschemas, without those that accept all values."""
         asked_for = set()
         for one in fits:
-            number = self._behind_references(one.number)
+            number = self.meaning.behind_references(one.number)
             schema = self.document.nodes[number].schema
-            is_free = schema is True or (isinstance(schema, dict) and not KEPT & set(schema))
-            if not (is_free and one.is_one):
-                asked_for.add(Fits(number, one.is_one))
+            if schema is False or (isinstance(schema, dict) and (KEPT | {"not"}) & set(schema)):
+                asked_for.add(Fits(number))
             elif isinstance(schema, dict):
                 self.meaning.of(number, "null")  # for the names that are not keywords
         return frozenset(asked_for)
-
-    def _behind_references(self, number: int) -> int:
-        seen = set()
-        while number not in seen:
-            seen.add(number)
-            node = self.document.nodes[number]
-            if not isinstance(node.schema, dict) or KEPT & set(node.schema) != {"$ref"}:
-                return number
-            self.meaning.of(number, "null")
-            number = self.document.target(node, "$ref")
-        raise malformed("$ref", self.document.nodes[number].path, "refers to itself")
 
     def kinds(self, node: Node) -> tuple[str, ...]:
         """The possible types of a value; if all are, those that the keywords are about.
@@ -142,7 +112,7 @@ class Expansion:
             return possible
         meant: set[str] = set()
         for fits in node:
-            meant |= self._meant(fits.number, 0) or set() if fits.is_one else set()
+            meant |= self._meant(fits.number, 0) or set()
         return tuple(kind for kind in TYPES if kind in meant) or possible
 
     def _meant(self, number: int, depth: int) -> set[str] | None:
@@ -153,7 +123,7 @@ class Expansion:
             return None
         types = types_meant(node.schema)
         if "$ref" in node.schema:
-            types |= self._meant(self.document.target(node, "$ref"), depth + 1) or set()
+            types |= self._meant(self.document.target(node), depth + 1) or set()
         for key in ("allOf", "anyOf", "oneOf"):
             parts = [
                 self._meant(self.document.child(node, one, key, i), depth + 1)
@@ -172,41 +142,42 @@ class Expansion:
 
     def _worked_out(self, node: Node, kind: str) -> list[Case]:
         done: dict[frozenset[Condition], Case] = {}
-        ordered = sorted(node, key=lambda fits: (fits.number, fits.is_one))
+        ordered = sorted(node, key=lambda fits: fits.number)
         branches = [_Branch([(fits, frozenset()) for fits in reversed(ordered)])]
         while branches:
             branch = branches.pop()
-            while branch.is_alive and branch.pending:
-                self._budget.spend()
-                formula, above = branch.pending.pop()
-                if isinstance(formula, And):
-                    branch.pending.extend((part, above) for part in reversed(formula.parts))
-                elif isinstance(formula, Or):
-                    branches.extend(branch.with_one((one, above)) for one in formula.parts[::-1])
-                    branch.is_alive = False
-                elif isinstance(formula, Fits):
-                    self._ask(branch, formula, above, kind)
-                elif isinstance(formula, Condition):
-                    branch.add(formula)
-            if branch.is_alive:
+            branches += self._followed(branch, kind)
+            if not branch.pending:
                 done.setdefault(frozenset(branch.case), branch.case)
                 if len(done) > _MAX_CASES:
                     raise TooLargeError(f"it has more than {_MAX_CASES} cases")
         # What a looser case allows need not be said again.
         return [()] if frozenset() in done else list(done.values())
 
-    def _ask(self, branch: _Branch, fits: Fits, above: frozenset[Fits], kind: str) -> None:
-        """Adds the condition of a subschema, or its negation."""
-        if fits in above:
-            path = self.document.nodes[fits.number].path
-            raise malformed("$ref", path, "refers to itself")
-        if Fits(fits.number, not fits.is_one) in branch.seen:
-            branch.is_alive = False
-        elif fits not in branch.seen:
-            branch.seen |= {fits}
-            asked = self.meaning.of(fits.number, kind)
-            asked = asked if fits.is_one else opposite(asked)
-            branch.pending.append((asked, above | {fits}))
+    def _followed(self, branch: _Branch, kind: str) -> list[_Branch]:
+        """Follows a branch to its end, or to where it divides, and gives its ways from there."""
+        while branch.pending:
+            self._budget.spend()
+            formula, above = branch.pending.pop()
+            if isinstance(formula, And):
+                branch.pending.extend((part, above) for part in reversed(formula.parts))
+            elif isinstance(formula, Or):
+                rest, branch.pending = branch.pending, [(formula, above)]
+                return [
+                    _Branch([*rest, (one, above)], branch.case, branch.seen)
+                    for one in reversed(formula.parts)
+                ]
+            elif isinstance(formula, Fits):
+                if formula in above:
+                    path = self.document.nodes[formula.number].path
+                    raise malformed("$ref", path, "refers to itself")
+                if formula not in branch.seen:
+                    branch.seen |= {formula}
+                    asked = self.meaning.of(formula.number, kind)
+                    branch.pending.append((asked, above | {formula}))
+            elif isinstance(formula, Condition) and formula not in branch.case:
+                branch.case = (*branch.case, formula)
+        return []
 
     def text_language(self, node: Node) -> Lang:
         """The set of matching texts."""
@@ -215,7 +186,7 @@ class Expansion:
 
     def property_node(self, case: Case, name: str) -> Node:
         """The subschemas for the value of a property."""
-        fits = [one.fits for one in those(case, PartFits) if one.part == name]
+        fits: list[Fits] = []
         for one in those(case, Properties):
             own = [Fits(one.numbers[name])] if name in one.numbers else []
             own += [Fits(number) for lang, number in one.patterns if matches(lang, name)]
@@ -232,7 +203,7 @@ class Expansion:
 
     def item_node(self, case: Case, place: int) -> Node:
         """The subschemas for the item at a position."""
-        fits = [one.fits for one in those(case, PartFits) if one.part == place]
+        fits: list[Fits] = []
         for one in those(case, Items):
             if place < len(one.first):
                 fits.append(Fits(one.first[place]))
@@ -253,26 +224,12 @@ class Expansion:
             self._depth -= 1
 
     def _say_apart(self, a: int, b: int, kind: str) -> bool:
-        """Whether two subschemas exclude each other by type, or by a property that both require.
-
-        A union of some hundred objects has as many pairs as other schemas have steps.
-        """
-        numbers = [self._behind_references(n) for n in (a, b)]
+        """Whether one of two subschemas names another type: most pairs of a large union do."""
+        numbers = [self.meaning.behind_references(n) for n in (a, b)]
         schemas = [self.document.nodes[n].schema for n in numbers]
-        if not all(isinstance(one, dict) for one in schemas):
-            return False
         types = {"integer", "number"} if kind == "number" else {kind}
-        if any(isinstance(one.get("type"), str) and one["type"] not in types for one in schemas):
-            return True
-        if kind != "object":
-            return False
-        texts, others = (self._needed_texts(n) for n in numbers)
-        return any(others.get(name, text) != text for name, text in texts.items())
-
-    def _needed_texts(self, number: int) -> dict[str, str]:
-        if number not in self._needed:
-            self._needed[number] = _needed_texts(self.document.nodes[number].schema)
-        return self._needed[number]
+        named = [one.get("type") for one in schemas if isinstance(one, dict)]
+        return any(isinstance(one, str) and one not in types for one in named)
 
     def is_barren(self, node: Node, depth: int) -> bool:
         """Whether no value can match, by a shallow check."""
@@ -303,26 +260,13 @@ class Expansion:
             return any(self.is_barren(self.item_node(case, i), depth - 1) for i in range(n_seen))
         if kind == "object":
             low, high = bounds(case)
-            needed = [one.name for one in those(case, Present) if one.is_one]
+            needed = [one.name for one in those(case, Present)]
             if high is not None and max(low, len(set(needed))) > high:
                 return True
             return depth > 0 and any(
                 self.is_barren(self.property_node(case, name), depth - 1) for name in needed
             )
         return False
-
-
-def _needed_texts(schema: dict[str, Any]) -> dict[str, str]:
-    """The properties that an object requires with a single text as value."""
-    needed, named = schema.get("required"), schema.get("properties")
-    if not (isinstance(needed, list) and isinstance(named, dict)):
-        return {}
-    texts_by_name = {}
-    for name in needed:
-        one = named.get(name) if isinstance(name, str) else None
-        if isinstance(one, dict) and isinstance(one.get("const"), str):
-            texts_by_name[name] = one["const"]
-    return texts_by_name
 
 
 def _has_no_text(lang: Lang) -> bool:
@@ -358,28 +302,3 @@ def _has_number(case: Case) -> bool:
         return len(rules) < 2 or not numbers.number_table(rules).is_empty
     except TooLargeError:
         return True
-
-
-def listed_values(expansion: Expansion, node: Node) -> list[str] | None:
-    """The JSON texts of all matching values, if these are scalars and can be listed."""
-    values: list[str] = []
-    for kind in ("array", "object"):
-        if expansion.cases(node, kind):
-            return None
-    if expansion.cases(node, "null"):
-        values.append("null")
-    for case in expansion.cases(node, "boolean"):
-        values.extend(
-            text for text, one in (("true", True), ("false", False)) if one in truths(case)
-        )
-    for case in expansion.cases(node, "number"):
-        texts = listed_numbers(case)
-        if texts is None:
-            return None
-        values.extend(texts)
-    if expansion.cases(node, "string"):
-        lang = expansion.text_language(node)
-        if not isinstance(lang, Words):
-            return None
-        values.extend(json.dumps(word, ensure_ascii=False) for word in sorted(lang.words))
-    return values

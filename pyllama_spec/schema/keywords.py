@@ -1,5 +1,9 @@
 """The keywords of JSON Schema as formulas over a value; and the refused keywords.
 
+A formula combines conditions on a value of one JSON type by "and" and "or". A condition looks at
+the value itself (`Text`, `Count`, ...), or names another subschema (`Fits`). None has an opposite:
+what asks for one, such as "not", is refused by name.
+
 Those of the drafts 4 to 2020-12 are known. One that is none of them is an annotation, as the
 specification has it; there is a warning, since it may be a slip of the pen.
 """
@@ -9,69 +13,171 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from pyllama_spec.errors import clipped, shown
 from pyllama_spec.schema.document import Document, Node
-from pyllama_spec.schema.formats import (
-    ENCODINGS,
+from pyllama_spec.schema.languages import Lang, length, listing
+from pyllama_spec.schema.limits import cannot, malformed
+from pyllama_spec.schema.numbers import Compare, Multiple, NumberRule, Whole, exact
+from pyllama_spec.schema.patterns import (
     FREE_FORMATS,
     KEPT_FORMATS,
     NUMBER_FORMATS,
+    PatternError,
     format_language,
+    pattern_language,
 )
-from pyllama_spec.schema.formulas import (
-    FALSE,
-    TRUE,
-    And,
-    Contains,
-    Count,
-    Fits,
-    Formula,
-    Items,
-    Listed,
-    Names,
-    Number,
-    Older,
-    Or,
-    Present,
-    Properties,
-    Text,
-    Truth,
-    Unique,
-)
-from pyllama_spec.schema.languages import length, listing
-from pyllama_spec.schema.limits import cannot, malformed
-from pyllama_spec.schema.numbers import Compare, Multiple, Whole, exact
-from pyllama_spec.schema.patterns import PatternError, pattern_language
+
+TYPES = ("object", "array", "string", "number", "boolean", "null")
+
+
+class Formula:
+    """A condition, or a combination of conditions."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class And(Formula):
+    """A conjunction; without formulas it is true."""
+
+    parts: tuple[Formula, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or(Formula):
+    """A disjunction; without formulas it is false."""
+
+    parts: tuple[Formula, ...]
+
+
+TRUE, FALSE = And(()), Or(())
+
+
+@dataclass(frozen=True, slots=True)
+class Fits(Formula):
+    """The value matches a numbered subschema."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Condition(Formula):
+    """The condition of one keyword."""
+
+
+@dataclass(frozen=True)
+class Truth(Condition):
+    """A boolean with one of these values."""
+
+    values: frozenset[bool]
+
+
+@dataclass(frozen=True)
+class Number(Condition):
+    """A number that satisfies a rule."""
+
+    rule: NumberRule
+
+
+@dataclass(frozen=True)
+class Listed(Condition):
+    """A number of a list, each with its text."""
+
+    values: tuple[tuple[Fraction, str], ...]
+
+
+@dataclass(frozen=True)
+class Text(Condition):
+    """A text of a set."""
+
+    lang: Lang
+
+
+@dataclass(frozen=True)
+class Items(Condition):
+    """The subschemas of the first items, and of all others; None for any value."""
+
+    first: tuple[int, ...]
+    rest: int | None
+
+
+@dataclass(frozen=True)
+class Count(Condition):
+    """The number of items or properties; `path` locates it for an error message."""
+
+    low: int
+    high: int | None
+    path: str = "#"
+
+
+@dataclass(frozen=True)
+class Properties(Condition):
+    """The subschemas of properties: by name, by pattern, and of all others; None for any value.
+
+    `is_open` if the schema says itself that there may be others.
+    """
+
+    named: tuple[tuple[str, int], ...]
+    patterns: tuple[tuple[Lang, int], ...]
+    rest: int | None
+    is_open: bool = False
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The named subschemas by property name."""
+        return dict(self.named)
+
+
+@dataclass(frozen=True)
+class Present(Condition):
+    """A property is present."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Names(Condition):
+    """The subschema of all property names."""
+
+    fits: Fits
+
 
 ANNOTATIONS = frozenset([
     "title", "description", "default", "examples", "example", "deprecated", "readOnly",
     "writeOnly", "$comment", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary",
-    "$defs", "definitions", "contentMediaType", "contentSchema", "discriminator", "externalDocs",
-    "xml", "strict", "name", "enumNames", "enumDescriptions", "markdownDescription",
-    "propertyOrder", "order",
+    "$defs", "definitions", "contentEncoding", "contentMediaType", "contentSchema",
+    "discriminator", "externalDocs", "xml", "strict", "name", "enumNames", "enumDescriptions",
+    "markdownDescription", "propertyOrder", "order",
 ])  # fmt: skip
 _VALUE = frozenset(["type", "const", "enum"])
-_JOINED = frozenset(["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef"])
+_JOINED = frozenset(["allOf", "anyOf", "oneOf", "$ref"])
 _OF_TYPE = {
     "number": frozenset([
         "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format",
     ]),
-    "string": frozenset(["minLength", "maxLength", "pattern", "format", "contentEncoding"]),
+    "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
     "array": frozenset([
-        "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
-        "contains", "minContains", "maxContains", "unevaluatedItems",
+        "items", "prefixItems", "additionalItems", "minItems", "maxItems",
     ]),
     "object": frozenset([
         "properties", "patternProperties", "additionalProperties", "required", "minProperties",
-        "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
-        "unevaluatedProperties",
+        "maxProperties", "propertyNames",
     ]),
 }  # fmt: skip
 KEPT = _VALUE | _JOINED | frozenset().union(*_OF_TYPE.values())
+_OPPOSITE = "say what is allowed, with anyOf"
+_BESIDE = "list the properties or items in one place"
 REFUSED = {
+    "not": _OPPOSITE, "if": _OPPOSITE, "then": _OPPOSITE, "else": _OPPOSITE,
+    "dependentRequired": _OPPOSITE, "dependentSchemas": _OPPOSITE, "dependencies": _OPPOSITE,
+    "uniqueItems": "take out afterwards what comes twice",
+    "contains": "write items", "minContains": "write minItems", "maxContains": "write maxItems",
+    "unevaluatedProperties": _BESIDE, "unevaluatedItems": _BESIDE, "$dynamicRef": "write $ref",
     "nullable": 'write "type": [..., "null"], or anyOf with {"type": "null"}',
     "$recursiveRef": "write $ref",
     "extends": "write allOf", "disallow": "write not", "divisibleBy": "write multipleOf",
@@ -106,16 +212,13 @@ def _types(value: object) -> bool:
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
-        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-         "minContains", "maxContains"), (_count, "a whole number, 0 or more"),
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        (_count, "a whole number, 0 or more"),
     ),
     **dict.fromkeys(("minimum", "maximum"), (_number, "a number")),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_bound, "a number")),
     "multipleOf": (lambda value: _number(value) and value > 0, "a number above 0"),
-    **dict.fromkeys(
-        ("pattern", "format", "contentEncoding"), (lambda value: isinstance(value, str), "a text"),
-    ),
-    "uniqueItems": (lambda value: isinstance(value, bool), "true or false"),
+    **dict.fromkeys(("pattern", "format"), (lambda value: isinstance(value, str), "a text")),
     "type": (_types, f"one of {', '.join(_KNOWN_TYPES)}, or a list of them"),
     "enum": (lambda value: isinstance(value, list) and len(value) > 0, "a list with a value"),
     "required": (lambda value: _texts(value) or isinstance(value, bool), "a list of names"),
@@ -125,17 +228,14 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "prefixItems": (lambda value: isinstance(value, list), "a list of schemas"),
     **dict.fromkeys(
-        ("properties", "patternProperties", "dependentSchemas", "dependentRequired",
-         "dependencies"), (lambda value: isinstance(value, dict), "an object"),
+        ("properties", "patternProperties"), (lambda value: isinstance(value, dict), "an object"),
     ),
 }  # fmt: skip
 
 
 # What these say becomes text of the grammar, or is compared with it; of the first only the names.
-_WITH_NAMES = frozenset(("properties", "patternProperties", "dependentSchemas"))
-_WITH_TEXTS = _WITH_NAMES | {
-    "required", "dependentRequired", "dependencies", "enum", "const", "pattern", "format",
-}  # fmt: skip
+_WITH_NAMES = frozenset(("properties", "patternProperties"))
+_WITH_TEXTS = _WITH_NAMES | {"required", "enum", "const", "pattern", "format"}
 
 
 def _has_half(value: Any) -> bool:
@@ -151,14 +251,16 @@ def check_keywords(node: Node) -> list[str]:
     """Refuses unsupported keywords of a schema; returns the unknown ones."""
     unknown = []
     for key, value in node.schema.items():
-        if key in REFUSED:
-            raise cannot(key, node.path, "is not a keyword of JSON Schema", REFUSED[key])
+        is_kept = (key, value) in (("not", {}), ("not", True), ("uniqueItems", False))
+        if key in REFUSED and not is_kept:
+            raise cannot(key, node.path, "a grammar does not keep it", REFUSED[key])
         check = _CHECKS.get(key)
         if check is not None and not check[0](value):
             raise malformed(key, node.path, f"is {shown(value)}, not {check[1]}")
         if key in _WITH_TEXTS and _has_half(list(value) if key in _WITH_NAMES else value):
             raise malformed(key, node.path, "has an unpaired surrogate")
-        if key not in KEPT and key not in ANNOTATIONS and not key.startswith(("x-", "x_")):
+        known = KEPT | ANNOTATIONS | REFUSED.keys()
+        if key not in known and not key.startswith(("x-", "x_")):
             unknown.append(key)
     return unknown
 
@@ -189,7 +291,7 @@ class Meaning:
         self.unknown: dict[str, str] = {}
 
     def of(self, number: int, kind: str) -> Formula:
-        """The formula of a subschema for a value of a type in formulas.TYPES."""
+        """The formula of a subschema for a value of a type in TYPES."""
         formula = self._made.get((number, kind))
         if formula is None:
             node = self._document.nodes[number]
@@ -241,37 +343,65 @@ class Meaning:
     def _joined(self, node: Node, kind: str) -> list[Formula]:
         schema = node.schema
         parts: list[Formula] = []
-        refs = [key for key in ("$ref", "$dynamicRef") if key in schema]
-        parts.extend(Fits(self._document.target(node, key)) for key in refs)
+        if "$ref" in schema:
+            parts.append(Fits(self._document.target(node)))
         if "allOf" in schema:
             parts.extend(self._listed(node, "allOf"))
         if "anyOf" in schema:
             parts.append(Or(tuple(self._listed(node, "anyOf"))))
         if "oneOf" in schema:
-            parts.append(self._one_of(self._listed(node, "oneOf"), kind))
-        if "not" in schema:
-            parts.append(Fits(self._child(node, "not"), is_one=False))
-        if "if" in schema:
-            number = self._child(node, "if")
-            if "then" in schema:
-                parts.append(Or((Fits(number, False), Fits(self._child(node, "then")))))
-            if "else" in schema:
-                parts.append(Or((Fits(number), Fits(self._child(node, "else")))))
+            parts.append(self._one_of(node, kind))
+        if "not" in schema:  # of everything, as tools for TypeScript write what cannot be
+            parts.append(FALSE)
         return parts
 
-    def _one_of(self, alternatives: list[Fits], kind: str) -> Formula:
-        """oneOf: one alternative and none of the others that may match together with it."""
-        ways: list[Formula] = []
-        for one in alternatives:
+    def _one_of(self, node: Node, kind: str) -> Formula:
+        """oneOf, of alternatives that exclude each other."""
+        alternatives = self._listed(node, "oneOf")
+        tag = self._tag_of(alternatives) if kind == "object" else None
+        if tag is not None:  # it is always written, whether or not the schema requires it
+            return Or(tuple(And((one, Present(tag))) for one in alternatives))
+        for i, one in enumerate(alternatives):
             # Most pairs tell themselves apart, in a fraction of other steps.
             self._spend(1 + len(alternatives) // 4)
-            others = (
-                Fits(other.number, is_one=False)
-                for other in alternatives
-                if other is not one and not self._are_apart(one.number, other.number, kind)
-            )
-            ways.append(And((one, *others)))
-        return Or(tuple(ways))
+            if not all(self._are_apart(one.number, b.number, kind) for b in alternatives[:i]):
+                raise cannot(
+                    "oneOf", node.path, f"a value may fit alternative {i} and one before it",
+                    "write anyOf, or give each alternative a property with a const of its own",
+                )  # fmt: skip
+        return Or(tuple(alternatives))
+
+    def _tag_of(self, alternatives: list[Fits]) -> str | None:
+        """The property that has another text in each alternative."""
+        tags = [self._tags(one.number) for one in alternatives]
+        for name in tags[0]:
+            texts = [one.get(name) for one in tags]
+            if None not in texts and len(set(texts)) == len(texts):
+                return name
+        return None
+
+    def _tags(self, number: int) -> dict[str, str]:
+        """The properties of a subschema that have a single text."""
+        schema = self._document.nodes[self.behind_references(number)].schema
+        named = schema.get("properties") if isinstance(schema, dict) else None
+        texts = {}
+        for name, one in named.items() if isinstance(named, dict) else ():
+            listed = one.get("enum", [one.get("const")]) if isinstance(one, dict) else None
+            if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str):
+                texts[name] = listed[0]
+        return texts
+
+    def behind_references(self, number: int) -> int:
+        """The subschema that a chain of mere references leads to."""
+        seen = set()
+        while number not in seen:
+            seen.add(number)
+            node = self._document.nodes[number]
+            if not isinstance(node.schema, dict) or KEPT & set(node.schema) != {"$ref"}:
+                return number
+            self.of(number, "null")  # for the names that are not keywords
+            number = self._document.target(node)
+        raise malformed("$ref", self._document.nodes[number].path, "refers to itself")
 
     def _values(self, node: Node, keyword: str, values: list[Any], kind: str) -> Formula:
         if kind == "null":
@@ -310,36 +440,26 @@ class Meaning:
                 "type": "object", "properties": {key: _same(one) for key, one in value.items()},
                 "required": list(value), "additionalProperties": False,
             }  # fmt: skip
-        return self._document.number(schema, node.path, node.base)
+        return self._document.number(schema, node.path)
 
     def _array_parts(self, node: Node) -> list[Formula]:
-        schema, path = node.schema, node.path
+        schema = node.schema
         parts: list[Formula] = []
         tuple_key = "prefixItems" if "prefixItems" in schema else "items"
         has_tuple = isinstance(schema.get(tuple_key), list)
         rest_key = "additionalItems" if has_tuple and tuple_key == "items" else "items"
-        if "unevaluatedItems" in schema and rest_key not in schema:
-            _check_unevaluated(node, "unevaluatedItems", {"contains"})
-            rest_key = "unevaluatedItems"
         first = self._listed(node, tuple_key) if has_tuple else []
         rest = self._child(node, rest_key) if rest_key in schema else None
         if rest is not None and schema[rest_key] is True:
             rest = None
         if first or rest is not None:
-            numbers = tuple(one.number for one in first)
-            parts.append(Items(numbers, rest, keyword=tuple_key if first else "items", path=path))
+            parts.append(Items(tuple(one.number for one in first), rest))
         if "minItems" in schema or "maxItems" in schema:
             parts.append(Count(*_range(schema, "minItems", "maxItems")))
-        if "contains" in schema:
-            low, high = _range({"minContains": 1, **schema}, "minContains", "maxContains")
-            fits = Fits(self._child(node, "contains"))
-            parts.append(Contains(fits, low, high, keyword="contains", path=path))
-        if schema.get("uniqueItems"):
-            parts.append(Unique(keyword="uniqueItems", path=path))
         return parts
 
     def _object_parts(self, node: Node) -> list[Formula]:
-        schema, path = node.schema, node.path
+        schema = node.schema
         parts: list[Formula] = []
         named = tuple((name, self._child(node, "properties", name))
                       for name in schema.get("properties", ()))  # fmt: skip
@@ -350,42 +470,20 @@ class Meaning:
             )
             for text in schema.get("patternProperties", ())
         )
-        rest_key = "additionalProperties"
-        if "unevaluatedProperties" in schema and rest_key not in schema:
-            _check_unevaluated(node, "unevaluatedProperties", {"dependentSchemas"})
-            rest_key = "unevaluatedProperties"
-        rest = None
-        if rest_key in schema and schema[rest_key] is not True:
-            rest = self._child(node, rest_key)
-        is_open = rest_key in schema and rest is None
-        if named or patterns or rest is not None or is_open:
-            keyword = "patternProperties" if patterns and rest is None else rest_key
-            parts.append(Properties(named, patterns, rest, is_open, keyword=keyword, path=path))
+        rest, more = None, schema.get("additionalProperties")
+        if more is not None and more is not True:
+            rest = self._child(node, "additionalProperties")
+        if named or patterns or more is not None:
+            parts.append(Properties(named, patterns, rest, is_open=more is True))
         required = schema.get("required", ())
         if isinstance(required, list):
             parts.extend(Present(name) for name in required)
         if "minProperties" in schema or "maxProperties" in schema:
             low, high = _range(schema, "minProperties", "maxProperties")
-            parts.append(Count(low, high, keyword="minProperties", path=path))
+            parts.append(Count(low, high, node.path))
         if "propertyNames" in schema:
-            fits = Fits(self._child(node, "propertyNames"))
-            parts.append(Names(fits, keyword="propertyNames", path=path))
-        for key in ("dependentRequired", "dependentSchemas", "dependencies"):
-            parts.extend(self._dependency(node, key, name) for name in schema.get(key, ()))
+            parts.append(Names(Fits(self._child(node, "propertyNames"))))
         return parts
-
-    def _dependency(self, node: Node, key: str, name: str) -> Formula:
-        value = node.schema[key][name]
-        if key != "dependentSchemas" and isinstance(value, list):
-            if not _texts(value):
-                raise malformed(key, node.path, "has an item that is not a name")
-            then: Formula = And(tuple(Present(one) for one in value))
-        elif key == "dependentRequired":
-            raise malformed(key, node.path, "has a value that is not a list of names")
-        else:
-            then = Fits(self._child(node, key, name))
-        asked = Or((Present(name, is_one=False), And((Present(name), then))))
-        return Older(asked, keyword=key, path=node.path) if key == "dependencies" else asked
 
 
 def _same(value: Any) -> dict[str, Any]:
@@ -416,59 +514,39 @@ def _pattern(node: Node, keyword: str, text: str) -> Any:
 
 def _number_parts(node: Node) -> list[Formula]:
     schema = node.schema
-    parts: list[Formula] = []
     below, above = frozenset({-1}), frozenset({1})
+    rules: list[NumberRule] = []
     for key, sides in (("minimum", above), ("maximum", below)):
         exclusive = f"exclusive{key.capitalize()}"
         is_open = schema.get(exclusive) is True  # as draft 4 has it
         if key in schema:
-            allowed = sides if is_open else sides | {0}
-            rule = Compare(exact(schema[key]), allowed)
-            parts.append(Number(rule, keyword=key, path=node.path))
+            rules.append(Compare(exact(schema[key]), sides if is_open else sides | {0}))
         if exclusive in schema and not isinstance(schema[exclusive], bool):
-            rule = Compare(exact(schema[exclusive]), sides)
-            parts.append(Number(rule, keyword=exclusive, path=node.path))
+            rules.append(Compare(exact(schema[exclusive]), sides))
     if "multipleOf" in schema:
-        parts.append(
-            Number(Multiple(exact(schema["multipleOf"])), keyword="multipleOf", path=node.path)
-        )
+        rules.append(Multiple(exact(schema["multipleOf"])))
     bounds = NUMBER_FORMATS.get(schema.get("format", ""))
     if bounds is not None:
-        parts.append(Number(Compare(Fraction(bounds[0]), above | {0})))
-        parts.append(Number(Compare(Fraction(bounds[1]), below | {0})))
-    return parts
+        rules.append(Compare(Fraction(bounds[0]), above | {0}))
+        rules.append(Compare(Fraction(bounds[1]), below | {0}))
+    return [Number(rule) for rule in rules]
 
 
 def _string_parts(node: Node) -> list[Formula]:
-    schema, path = node.schema, node.path
+    schema = node.schema
     parts: list[Formula] = []
     if "minLength" in schema or "maxLength" in schema:
         low, high = _range(schema, "minLength", "maxLength")
         parts.append(Text(length(low, high)) if high is None or low <= high else FALSE)
     if "pattern" in schema:
-        lang = _pattern(node, "pattern", schema["pattern"])
-        parts.append(Text(lang, keyword="pattern", path=path))
-    encoding = schema.get("contentEncoding", "").lower()
-    encoded = format_language(encoding) if encoding in ENCODINGS else None
-    if encoded is not None:
-        parts.append(Text(encoded, is_narrow=True, keyword="contentEncoding", path=path))
+        parts.append(Text(_pattern(node, "pattern", schema["pattern"])))
     name = schema.get("format")
     if name is not None and name not in FREE_FORMATS and name not in NUMBER_FORMATS:
         lang = format_language(name)
         if lang is None:
             raise cannot(
-                "format", path, f"{clipped(json.dumps(name))} cannot be enforced; known are "
+                "format", node.path, f"{clipped(json.dumps(name))} cannot be enforced; known are "
                 f"{', '.join(KEPT_FORMATS)}", "leave it out, or write a pattern",
             )  # fmt: skip
-        parts.append(Text(lang, is_narrow=True, keyword="format", path=path))
+        parts.append(Text(lang))
     return parts
-
-
-def _check_unevaluated(node: Node, keyword: str, others: set[str]) -> None:
-    """Refuses an unevaluated keyword beside another that evaluates properties or items."""
-    beside = (_JOINED | others) & set(node.schema)
-    if beside:
-        raise cannot(
-            keyword, node.path, f"what is evaluated depends on {sorted(beside)[0]!r}",
-            "list all properties or items in one place, and write additionalProperties or items",
-        )  # fmt: skip

@@ -2,8 +2,8 @@
 
 A `Lang` is a regular expression with intersection and complement. What is left of it after a
 character is its derivative (Brzozowski, 1964), which is a `Lang` again: so a table of states comes
-out without an automaton for each operation. Marks of the beginning, the end and the edge of a word
-take no character; whether one holds depends on the place where it is asked.
+out without an automaton for each operation. Marks of the beginning and the end take no character;
+whether one holds depends on the place where it is asked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from pyllama_spec.schema.charsets import ANY, WORD, CharSet, complement, holds, intersect, union
+from pyllama_spec.schema.charsets import ANY, CharSet, holds, intersect, union
 from pyllama_spec.schema.limits import WORK, TooLargeError
 
 # A pattern beside a maxLength of 1,000 has some thousand states; beyond this a grammar is slow.
@@ -22,12 +22,10 @@ MAX_STATES = 6000
 
 @dataclass(frozen=True)
 class Place:
-    """A position in a text: the characters before and after it."""
+    """A position in a text."""
 
     is_begin: bool
     is_end: bool
-    word_before: bool = False
-    word_after: bool = False
 
 
 class Lang:
@@ -94,7 +92,7 @@ class Repeat(Lang):
 
 @dataclass(frozen=True, slots=True)
 class Mark(Lang):
-    """An empty match: "^", "$", or "b" and "B" for a word boundary."""
+    """An empty match: "^" or "$"."""
 
     sign: str
 
@@ -210,14 +208,6 @@ def length(low: int, high: int | None) -> Lang:
     return repeat(Chars(ANY), low, high)
 
 
-def _mark_holds(sign: str, place: Place) -> bool:
-    if sign == "^":
-        return place.is_begin
-    if sign == "$":
-        return place.is_end
-    return (place.word_before != place.word_after) == (sign == "b")
-
-
 def takes_nothing(lang: Lang, place: Place) -> bool:
     """Whether the set has the empty text at this position."""
     if isinstance(lang, Seq):
@@ -232,7 +222,8 @@ def takes_nothing(lang: Lang, place: Place) -> bool:
         return lang.low == 0 or takes_nothing(lang.part, place)
     if isinstance(lang, Words):
         return "" in lang.words
-    return isinstance(lang, Mark) and _mark_holds(lang.sign, place)
+    at = place.is_begin if isinstance(lang, Mark) and lang.sign == "^" else place.is_end
+    return isinstance(lang, Mark) and at
 
 
 def after(lang: Lang, char: str, place: Place) -> Lang:
@@ -265,14 +256,6 @@ def after(lang: Lang, char: str, place: Place) -> Lang:
         rest = lang if (low, high) == (lang.low, lang.high) else repeat(lang.part, low, high)
         return seq(after(lang.part, char, place), rest)
     return NEVER
-
-
-def _has_word_edges(lang: Lang) -> bool:
-    if isinstance(lang, Mark):
-        return lang.sign in "bB"
-    if isinstance(lang, (Seq, Either, Both)):
-        return any(_has_word_edges(part) for part in lang.parts)
-    return isinstance(lang, (Not, Repeat)) and _has_word_edges(lang.part)
 
 
 def _heads(lang: Lang, sets: set[CharSet]) -> bool:
@@ -311,25 +294,14 @@ def _classes(sets: set[CharSet]) -> list[CharSet]:
     return [one for one in classes if one]
 
 
-@lru_cache(maxsize=512)
-def _word_classes(part: CharSet) -> tuple[tuple[CharSet, bool], ...]:
-    split = (intersect(part, WORD), True), (intersect(part, complement(WORD)), False)
-    return tuple(one for one in split if one[0])
-
-
 def matches(lang: Lang, text: str) -> bool:
     """Whether the set has the whole text."""
     WORK.begin()
-    word = [holds(WORD, ord(c)) for c in text]
     for i, char in enumerate(text):
-        place = Place(
-            is_begin=i == 0, is_end=False, word_before=i > 0 and word[i - 1], word_after=word[i]
-        )
-        lang = after(lang, char, place)
+        lang = after(lang, char, Place(is_begin=i == 0, is_end=False))
         if isinstance(lang, Never):
             return False
-    last = Place(is_begin=not text, is_end=True, word_before=bool(text) and word[-1])
-    return takes_nothing(lang, last)
+    return takes_nothing(lang, Place(is_begin=not text, is_end=True))
 
 
 @dataclass(frozen=True)
@@ -350,19 +322,17 @@ class Table:
         return not self.ends
 
 
-_State = tuple[Lang, bool, bool]  # what is left, whether it is the beginning, a word before
+_State = tuple[Lang, bool]  # what is left, and whether it is the beginning
 
 
-def _leaving(state: _State, by_word: bool) -> Iterable[tuple[CharSet, _State]]:
-    lang, is_begin, word_before = state
+def _leaving(state: _State) -> Iterable[tuple[CharSet, _State]]:
+    lang, is_begin = state
     heads: set[CharSet] = set()
     _heads(lang, heads)
-    for part in _classes(heads):
-        for ranges, is_word in _word_classes(part) if by_word else ((part, False),):
-            place = Place(is_begin, False, word_before, is_word)
-            left = after(lang, chr(ranges[0][0]), place)
-            if not isinstance(left, Never):
-                yield ranges, (left, False, is_word)
+    for ranges in _classes(heads):
+        left = after(lang, chr(ranges[0][0]), Place(is_begin, is_end=False))
+        if not isinstance(left, Never):
+            yield ranges, (left, False)
 
 
 _AnyState = TypeVar("_AnyState", bound=Hashable)
@@ -384,14 +354,11 @@ def table(lang: Lang) -> Table:
 def _made(lang: Lang) -> tuple[Table | str, int]:
     """The automaton or the error about its size, and the number of steps."""
     WORK.begin()
-    before, by_word = WORK.n_spent, _has_word_edges(lang)
-    first: _State = (lang, True, False)
+    before, first = WORK.n_spent, (lang, True)
     made: Table | str
     try:
         made = explored(
-            first,
-            lambda state: _leaving(state, by_word),
-            lambda state: takes_nothing(state[0], Place(state[1], True, state[2])),
+            first, _leaving, lambda state: takes_nothing(state[0], Place(state[1], True))
         )
     except TooLargeError as error:
         made = str(error)

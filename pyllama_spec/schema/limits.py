@@ -110,7 +110,7 @@ def out_of_steps(path: str, most: int) -> SchemaError:
     """The error for a schema that needs more than `most` steps; `path` is where they ran out."""
     return SchemaError(
         f"the schema is too much for a grammar: it takes more than {most:,} steps, which "
-        f"ended at {place(path)}", path=path, remedy=_REMEDY,
+        f"ended at {place(path)}", path=path, remedy=_REMEDY, is_beyond=True,
     )  # fmt: skip
 
 

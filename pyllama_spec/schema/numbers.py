@@ -33,17 +33,14 @@ class Compare:
 
 @dataclass(frozen=True)
 class Multiple:
-    """A number is, or is not, a multiple of a value."""
+    """A number is a multiple of a value."""
 
     value: Fraction
-    is_one: bool = True
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A number is, or is not, an integer."""
-
-    is_one: bool = True
+    """A number is an integer."""
 
 
 NumberRule = Compare | Multiple | Whole
@@ -60,9 +57,9 @@ def fits(value: Fraction, rules: Iterable[NumberRule]) -> bool:
         if isinstance(rule, Compare):
             kept = (value > rule.value) - (value < rule.value) in rule.allowed
         elif isinstance(rule, Multiple):
-            kept = ((value / rule.value).denominator == 1) == rule.is_one
+            kept = (value / rule.value).denominator == 1
         else:
-            kept = (value.denominator == 1) == rule.is_one
+            kept = value.denominator == 1
         if not kept:
             return False
     return True
@@ -88,7 +85,6 @@ class _State(NamedTuple):
         sides: for each bound the digits so far beside its own: -1, 0 or 1.
         rests: for each multiple, the remainder.
         has_value: whether some digit is not 0.
-        has_fraction: whether some digit after the point is not 0.
     """
 
     phase: str
@@ -98,7 +94,6 @@ class _State(NamedTuple):
     sides: tuple[int, ...]
     rests: tuple[int, ...]
     has_value: bool
-    has_fraction: bool
 
 
 def _decimals(value: Fraction) -> int:
@@ -117,16 +112,13 @@ class _Digits:
     def __init__(self, rules: Iterable[NumberRule]) -> None:
         distinct = list(dict.fromkeys(rules))
         self._bounds = [self._bound(rule) for rule in distinct if isinstance(rule, Compare)]
-        self._multiples = [rule for rule in distinct if isinstance(rule, Multiple)]
-        wholes = {rule.is_one for rule in distinct if isinstance(rule, Whole)}
-        self._may_have_point = True not in wholes
-        self._needs_fraction = False in wholes
-        self._n_decimals = [_decimals(rule.value) for rule in self._multiples]
+        multiples = [rule for rule in distinct if isinstance(rule, Multiple)]
+        self._may_have_point = Whole() not in distinct
+        self._n_decimals = [_decimals(rule.value) for rule in multiples]
         self._units = [
             int(abs(rule.value) * 10**n)
-            for rule, n in zip(self._multiples, self._n_decimals, strict=True)
+            for rule, n in zip(multiples, self._n_decimals, strict=True)
         ]
-        self.is_contradiction = len(wholes) == 2
         longest = max((len(bound.whole) for bound in self._bounds), default=0)
         self._n_whole = max(MAX_WHOLE_DIGITS, min(longest, MOST_WHOLE_DIGITS))
         # Many remainders and many lengths are too many states together.
@@ -143,9 +135,8 @@ class _Digits:
         return _Bound(whole, digits[len(digits) - n :], rule.value < 0, rule.allowed)
 
     def first(self) -> _State:
-        return _State(
-            "", False, 0, 0, (0,) * len(self._bounds), (0,) * len(self._units), False, False
-        )
+        sides, rests = (0,) * len(self._bounds), (0,) * len(self._units)
+        return _State("", False, 0, 0, sides, rests, has_value=False)
 
     def leaving(self, state: _State) -> Iterator[tuple[CharSet, _State]]:
         """The possible next characters and their states."""
@@ -168,13 +159,13 @@ class _Digits:
 
     def _groups(self, state: _State, others: list[str]) -> Iterator[tuple[str, str]]:
         """Groups of digits that lead to the same state, beside each bound's digit here, or ""."""
-        is_first, is_after_point = state.phase in ("", "-"), state.phase in (".", "f")
+        is_first = state.phase in ("", "-")
         if self._units:
             cuts = set(range(11))
         else:
             known = {int(x) for x, side in zip(others, state.sides, strict=True) if x and not side}
             cuts = {0, 10, *known, *(digit + 1 for digit in known)}
-            if not (state.has_value and (state.has_fraction or not is_after_point)):
+            if not state.has_value:
                 cuts.add(1)
         ends = sorted((cuts | {1}) - {0} if is_first else cuts)
         for low, end in pairwise(ends):
@@ -197,7 +188,7 @@ class _Digits:
             at = min(at, self._n_distinct - 1)
         return _State(
             phase, state.is_negative, at + 1, 0, sides, self._rests(state, digit),
-            state.has_value or digit != "0", has_fraction=False,
+            state.has_value or digit != "0",
         )  # fmt: skip
 
     def _rests(self, state: _State, digit: str) -> tuple[int, ...]:
@@ -225,14 +216,12 @@ class _Digits:
         sides = tuple(map(side_of, state.sides, self._bounds))
         return _State(
             "f", state.is_negative, state.n_whole, at + 1, sides, self._rests(state, digit),
-            state.has_value or digit != "0", state.has_fraction or digit != "0",
+            state.has_value or digit != "0",
         )  # fmt: skip
 
     def may_end(self, state: _State) -> bool:
         """Whether the text so far is a number that satisfies the rules."""
         if state.phase not in ("0", "w", "f") or (state.is_negative and not state.has_value):
-            return False
-        if self._needs_fraction and not state.has_fraction:
             return False
         read = state if state.phase == "f" else self._behind_whole(state)
         for side, bound in zip(read.sides, self._bounds, strict=True):
@@ -244,23 +233,12 @@ class _Digits:
                 outcome = -side if state.is_negative else side
             if outcome not in bound.allowed:
                 return False
-        for rest, rule, n, unit in zip(
-            state.rests, self._multiples, self._n_decimals, self._units, strict=True
-        ):
-            is_multiple = rest * 10 ** (n - state.n_fraction) % unit == 0
-            if is_multiple != rule.is_one:
-                return False
-        return True
+        multiples = zip(state.rests, self._n_decimals, self._units, strict=True)
+        return all(rest * 10 ** (n - state.n_fraction) % unit == 0 for rest, n, unit in multiples)
 
 
 def number_table(rules: Iterable[NumberRule]) -> Table:
     """The automaton of the numbers that satisfy all rules."""
     WORK.begin()
     digits = _Digits(rules)
-    if digits.is_contradiction:
-        return Table([], [])
-    return explored(
-        digits.first(),
-        digits.leaving,
-        digits.may_end,
-    )
+    return explored(digits.first(), digits.leaving, digits.may_end)

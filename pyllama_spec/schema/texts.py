@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from pyllama_spec.errors import SchemaError, clipped
 from pyllama_spec.schema.charsets import ANY, CharSet, charset, complement, intersect, of
-from pyllama_spec.schema.formats import SHORT_LENGTH, short_language
 from pyllama_spec.schema.grammar import Grammar, Item, Literal, OneOf, Rule
 from pyllama_spec.schema.languages import (
     ALL,
@@ -35,6 +34,7 @@ from pyllama_spec.schema.languages import (
     table,
 )
 from pyllama_spec.schema.limits import TooLargeError
+from pyllama_spec.schema.patterns import SHORT_LENGTH, short_language
 
 _ESCAPED: CharSet = charset([(0, 0x1F), *of('"\\')])
 _PLAIN: CharSet = complement(_ESCAPED)

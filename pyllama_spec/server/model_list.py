@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from pyllama_spec.chat.prompts import template_variables
+from pyllama_spec.chat.template import template_variables
 from pyllama_spec.chat.tools import REASONING
 from pyllama_spec.drafters import needs_file
 from pyllama_spec.engine.checks import count, meant, one_of, real

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pyllama_spec.chat.prompts import template_variables
+from pyllama_spec.chat.template import template_variables
 from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama

@@ -21,8 +21,7 @@ from tests.convert.dflash_tools import (
     make_draft,
     write_draft,
 )
-from tests.convert.test_target import byte_level_json, write_folder
-from tests.convert.tools import gguf_keys, make_head, write_head, write_target
+from tests.convert.tools import make_head, write_head, write_target
 
 ZEROS = np.zeros((2, 2), np.float32)
 
@@ -67,12 +66,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("dflash", "zlab", {"rope_theta": 10**400}, "not a positive number that float32 holds"),
     ("dflash", "zlab", {"num_target_layers": 36}, "num_target_layers"),
     ("dflash", "zlab", {"block_size": 16, "dflash_config": {"block_size": 8}}, "block_size is 8"),
-    ("dflash", "zlab", {"rope_is_neox_style": True, "is_neox_style": False}, "is_neox_style"),
+    ("dflash", "zlab", {"is_neox_style": False}, "is_neox_style"),
     ("dflash", "zlab", {"quantization_config": {"bits": 4}}, "quantization_config"),
     ("dflash", "zlab", {"fc_layernorm": True}, "fc_layernorm"),
-    ("dflash", "zlab", {"rope_scaling": {
-        "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
-        "original_max_position_embeddings": 2048, "factor": 2.0}}, "longrope"),
     ("dflash", "zlab", {"rope_scaling": {
         "rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096,
         "mscale": 1.0, "mscale_all_dim": 1.0}}, r"rope_scaling\.mscale"),
@@ -173,17 +169,3 @@ def test_kinds_are_recognised_by_content(tmp_path: Path) -> None:
     eagle = write_head(tmp_path / "eagle", "speculators", make_head())
     target = write_target(tmp_path / "t.gguf")
     assert convert(eagle, target=target).draft == "EAGLE-3"
-
-
-def test_a_target_may_be_a_folder(tmp_path: Path) -> None:
-    """A folder's config.json describes Gemma and M-RoPE as a GGUF does; it has no matrices."""
-    config = {"hidden_size": N_EMBD, "model_type": "gemma4_text"}
-    rope = {"mrope_section": [4, 2, 2], "rope_type": "default"}
-    target = write_folder(tmp_path / "t", byte_level_json(), rope_parameters=rope, **config)
-    folder = write_draft(tmp_path / "draft", "zlab", make_draft())
-    keys = gguf_keys(convert(folder, target=target).path)
-    assert keys["dflash.embedding_scale"] == pytest.approx(N_EMBD**0.5)
-    assert keys["dflash.rope.dimension_sections"] == [8, 0, 0, 0]
-    own = write_draft(tmp_path / "own", "zlab", make_draft(own=("token_embd",)))
-    with pytest.raises(ConversionError, match="needs matrices of the target; give its GGUF"):
-        convert(own, target=target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +21,9 @@ from tests.convert.dflash_tools import (
     convert,
     convert_written,
     make_draft,
-    numbers,
     write_draft,
 )
 from tests.convert.tools import (
-    Array,
     as_bf16,
     check_equal,
     gguf_keys,
@@ -87,7 +84,6 @@ def test_keys(tmp_path: Path) -> None:
     }  # fmt: skip
     assert keys["general.architecture"] == "dflash"
     assert keys["tokenizer.ggml.mask_token_id"] == MASK
-    assert keys["pyllama_spec.convert.layout"] == "z-lab"
     assert len(keys["tokenizer.ggml.tokens"]) == 320
     assert str(tmp_path) not in str(keys)
 
@@ -137,39 +133,6 @@ def test_sinks(tmp_path: Path) -> None:
         name = f"layers.{index}.self_attn."
         renamed.tensors[f"{name}sinks"] = renamed.tensors.pop(f"{name}attention_sink_bias")
     check_equal(convert_written(tmp_path, "flat", renamed).path, draft.gguf)
-
-
-def rotated(x: Array, pairs: list[tuple[int, int]]) -> Array:
-    """Each pair turned by an angle of its own; `x` is `[head size]`."""
-    out: Array = x.copy()
-    for n, (i, j) in enumerate(pairs):
-        angle = 0.3 * (n + 1)
-        out[i] = x[i] * np.cos(angle) - x[j] * np.sin(angle)
-        out[j] = x[i] * np.sin(angle) + x[j] * np.cos(angle)
-    return out
-
-
-def test_interleaved_heads_are_put_into_halves(tmp_path: Path) -> None:
-    """Scores with rotated neighbours in the checkpoint equal those with rotated halves here."""
-    draft = make_draft()
-    draft.more = {"rope_is_neox_style": False}
-    path = convert_written(tmp_path, "zlab", draft, kind="f32").path
-    a = np.random.default_rng(1).standard_normal(32)
-    neighbours = [(2 * i, 2 * i + 1) for i in range(HEAD // 2)]
-    halves = [(i, i + HEAD // 2) for i in range(HEAD // 2)]
-
-    def score(q: Array, k: Array, norms: tuple[Array, Array], pairs: Any) -> float:
-        heads = [(m @ a).reshape(-1, HEAD)[1] * n for m, n in zip((q, k), norms, strict=True)]
-        return float(rotated(heads[0], pairs) @ heads[1])
-
-    src = {part: draft.tensors[f"layers.1.self_attn.{part}.weight"] for part in
-           ("q_proj", "k_proj", "q_norm", "k_norm")}  # fmt: skip
-    ours = {part: numbers(path, f"blk.1.attn_{part}.weight") for part in
-            ("q", "k", "q_norm", "k_norm")}  # fmt: skip
-    theirs = score(src["q_proj"], src["k_proj"], (src["q_norm"], src["k_norm"]), neighbours)
-    scores = score(ours["q"], ours["k"], (ours["q_norm"], ours["k_norm"]), halves)
-    assert scores == pytest.approx(theirs, rel=1e-5)
-    assert np.array_equal(numbers(path, "blk.1.attn_v.weight"), draft.gguf["blk.1.attn_v.weight"])
 
 
 def test_padding_is_cut(tmp_path: Path) -> None:

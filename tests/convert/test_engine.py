@@ -11,12 +11,9 @@ from gguf import GGUFReader
 
 from pyllama_spec import Llama
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import PyllamaSpecError
 from tests.convert.dflash_tools import convert_written, make_draft
-from tests.convert.test_target import byte_level_json, write_folder
 from tests.convert.tools import Head, Tensors, convert, flat_config, to_checkpoint, write_head
 from tests.models import Eagle3Config, model_path, perm_continuation, perm_next
-from tests.oracles import tiny
 
 PROMPT = list(b"abcdefghijklmnop")
 
@@ -69,29 +66,6 @@ def test_rope_of_the_engine(tmp_path: Path) -> None:
     write_head(folder, "specforge", head, "F32")
     out = convert(folder, tmp_path / "out.gguf", target=model_path("perm")).path
     assert acceptance(out)[0] == 0
-
-
-def test_a_folder_as_target(tmp_path: Path) -> None:
-    """The vocabulary from tokenizer.json equals that of the target's GGUF, token by token."""
-    n_layer = tiny("perm").info.n_layer
-    target = write_folder(
-        tmp_path / "target", byte_level_json(), hidden_size=320, num_hidden_layers=n_layer
-    )
-    folder = write_head(tmp_path / "draft", "specforge", perm_head(), "F32")
-    out = convert(folder, tmp_path / "out.gguf", target=target).path
-    accepted, drafted = acceptance(out)
-    assert accepted == drafted > 0
-    other = byte_level_json()
-    vocab = other["model"]["vocab"]
-    vocab["\u0120w0"], vocab["\u0120w1"] = vocab["\u0120w1"], vocab["\u0120w0"]
-    write_folder(target, other, hidden_size=320, num_hidden_layers=n_layer)
-    out = convert(folder, tmp_path / "other.gguf", target=target).path
-    with (
-        Model(out) as draft,
-        Model(model_path("perm")) as model,
-        pytest.raises(PyllamaSpecError, match="another vocabulary: its token"),
-    ):
-        draft.check_draft_of(model)
 
 
 # ---- the engine finds every tensor that it needs in converted DFlash files, and no other

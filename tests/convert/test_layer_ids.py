@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec.convert import Convention
-from pyllama_spec.convert.layer_ids import default_inputs, resolve
+from pyllama_spec.convert.layer_ids import resolve
 from pyllama_spec.errors import ConversionError
 from tests.convert.dflash_tools import DSPARK_LAYOUTS, LAYOUTS, convert_written, make_draft
 from tests.convert.tools import convert_head, gguf_keys, make_head
@@ -75,14 +75,6 @@ def test_the_caller_decides(
 def test_ids_are_refused(flat: Ids | None, nested: Ids | None, n_layer: int, message: str) -> None:
     with pytest.raises(ConversionError, match=message):
         resolve(flat, nested, n_layer, 3, None)
-
-
-@pytest.mark.parametrize("n_layer", [7, 8, 22, 30, 32, 36, 61, 94])
-def test_defaults_of_both_counts_are_the_same_layers(n_layer: int) -> None:
-    """SGLang's and ModelOpt's [1, n/2-1, n-4] in outputs equals the reference's default."""
-    outputs = (1, n_layer // 2 - 1, n_layer - 4)
-    resolved = resolve(None, outputs, n_layer, 3, None)
-    assert resolved.target_layers == default_inputs(n_layer)
 
 
 @pytest.mark.parametrize("shift", [-1, 0, 1])

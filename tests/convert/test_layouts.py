@@ -103,7 +103,6 @@ def test_keys(tmp_path: Path) -> None:
     assert not any(f"eagle3.{name}" in keys for name in off)
     assert {name: value for name, value in keys.items() if "convert" in name} == {
         "pyllama_spec.convert.version": "1",
-        "pyllama_spec.convert.layout": "SafeAILab",
         "pyllama_spec.convert.layer_ids": "default",
     }
     assert str(tmp_path) not in str(keys)

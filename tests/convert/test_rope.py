@@ -17,16 +17,11 @@ from tests.convert.tools import convert_head, gguf_keys, gguf_tensors, make_head
 from tests.models import Eagle3Config, RopeScaling, eagle3_tensors
 
 LOG4 = math.log(4)
-ORIGINAL = "original_max_position_embeddings"
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-LONG = {
-    "rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "factor": 4.0,
-    "long_factor": [1.0, 4.0, 8.0, 16.0], "original_max_position_embeddings": 512,
-}  # fmt: skip
 
 
 def keys_of(head_size: int = 8, **config: Any) -> dict[str, Any]:
@@ -117,26 +112,12 @@ def test_llama3(base: float, original: int) -> None:
     assert not any(key.startswith("rope.scaling") for key in keys)
 
 
-@pytest.mark.parametrize("name", ["longrope", "su"])
-def test_longrope(name: str) -> None:
-    keys = keys_of(rope_scaling=LONG | {"rope_type": name})
-    assert keys["rope.scaling.type"] == "longrope"
-    assert keys["rope.scaling.original_context_length"] == 512
-    scale = math.sqrt(1 + math.log(4) / math.log(512))
-    assert keys["rope.scaling.attn_factor"] == pytest.approx(scale)
-    assert keys["rope_factors_long.weight"].tolist() == LONG["long_factor"]
-    assert keys["rope_factors_short.weight"].tolist() == LONG["short_factor"]
-    # The engine would apply a factor beside the tensors.
-    assert "rope.scaling.factor" not in keys
-
-
 def without(scaling: dict[str, Any], key: str) -> dict[str, Any]:
     """The same without a key."""
     return {k: v for k, v in scaling.items() if k != key}
 
 
 NEEDED = [(scaling, key) for scaling in (LLAMA3, YARN) for key in scaling if key != "rope_type"]
-NEEDED += [(LONG, key) for key in ("short_factor", "long_factor", ORIGINAL)]
 
 
 @pytest.mark.parametrize(("scaling", "key"), NEEDED)
@@ -156,7 +137,7 @@ def test_numbers_are_never_guessed(scaling: dict[str, Any], key: str) -> None:
         ({"rope_scaling": LLAMA3 | {"mscale": 2.0}}, "mscale is 2.0: .*llama3"),
         ({"rope_scaling": YARN | {"truncate": False}}, "truncate is False"),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor is 1.0"),
-        ({"rope_scaling": LONG | {"long_factor": [1.0] * 3}}, "long_factor is .*a list of 4"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta is 500000.0 and"),
         (
@@ -188,18 +169,3 @@ def test_llama3_in_a_file(tmp_path: Path, layout: str) -> None:
     else:
         assert "rope_freqs.weight" not in gguf_tensors(path)
         assert gguf_keys(path)["eagle3.rope.freq_base"] == 10000.0
-
-
-def test_longrope_as_phi_writes_it() -> None:
-    scaling = {
-        k: v for k, v in LONG.items() if k not in ("factor", "original_max_position_embeddings")
-    }
-    keys = keys_of(rope_scaling=scaling, original_max_position_embeddings=512)
-    scale = math.sqrt(1 + math.log(2048 / 512) / math.log(512))
-    assert keys["rope.scaling.attn_factor"] == pytest.approx(scale)
-    keys = keys_of(
-        rope_scaling=scaling | {"attention_factor": 1.5}, original_max_position_embeddings=512
-    )
-    assert keys["rope.scaling.attn_factor"] == 1.5
-    keys = keys_of(rope_scaling=scaling, original_max_position_embeddings=2048)
-    assert keys["rope.scaling.attn_factor"] == 1.0

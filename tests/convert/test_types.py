@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from pyllama_spec.convert import Kind, convert_draft
+from pyllama_spec.convert import Kind
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import (
     convert,
@@ -103,29 +102,3 @@ def test_pieces_of_a_large_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             patch.setattr("pyllama_spec.gguf.writer._PIECE_BYTES", 1000)
             assert gguf_tensors(convert(folder, target=target, kind=kind).path) == whole
-
-
-def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_head(tmp_path / "draft", "specforge", make_head())
-    target = write_target(tmp_path / "target.gguf")
-    original = builtins.__import__
-
-    def no_gguf(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "gguf":
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_gguf)
-    with pytest.raises(ConversionError, match=r"pip install pyllama_spec\[convert\]"):
-        convert_draft(folder, target, tmp_path / "out.gguf")
-
-
-def test_doubles_become_float32(tmp_path: Path) -> None:
-    head = make_head()
-    head.tensors = {
-        k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in head.tensors.items()
-    }
-    report = convert_head(tmp_path, "specforge", head)
-    assert report.type_name == "F32"
-    for key, array in weights(report.path).items():
-        assert np.array_equal(array, head.gguf[key]), key

@@ -87,15 +87,6 @@ def test_a_whole_vocabulary_needs_no_table(d2t: Ids | None, t2d: Ids | None, n_v
     assert mapped.target_ids is None
 
 
-def test_a_whole_vocabulary_in_another_order() -> None:
-    ids = np.random.default_rng(5).permutation(N_VOCAB)
-    mapped = map_vocabulary(
-        ids - np.arange(N_VOCAB), ONES, n_output=N_VOCAB, n_trained=N_VOCAB, n_target=N_VOCAB
-    )
-    assert mapped.target_ids is not None
-    assert np.array_equal(mapped.target_ids, ids)
-
-
 def test_the_target_has_more_padding() -> None:
     mapped = map_vocabulary(None, None, n_output=N_VOCAB, n_trained=N_VOCAB, n_target=N_VOCAB + 64)
     assert mapped.target_ids is not None
@@ -112,14 +103,3 @@ def test_the_table_reaches_the_file(tmp_path: Path, kind: str | None, sorted_d2t
     assert (name, shape) == ("I64", (N_DRAFT,))
     assert np.array_equal(np.frombuffer(raw, np.int64), head.gguf["d2t"])
     assert report.n_draft_vocab == N_DRAFT
-
-
-def test_padding_of_the_target_with_a_shared_embedding(tmp_path: Path) -> None:
-    """Draft ids are the first ids of a target with more padding."""
-    head = make_head(n_draft_vocab=None, own_embedding=False, n_vocab=312)
-    tensors = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
-    assert np.array_equal(np.frombuffer(tensors["d2t"][2], np.int64), np.arange(312))
-    assert tensors["output.weight"][1] == (312, 64)
-    head = make_head(n_draft_vocab=None, own_embedding=False, own_output=False, n_vocab=312)
-    tensors = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
-    assert not {"d2t", "output.weight", "token_embd.weight"} & set(tensors)

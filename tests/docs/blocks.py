@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS, TEXT = ("bash", "python"), ("text", "json", "toml", "lark", "gbnf")
+RUNS, TEXT = ("bash", "python"), ("text", "json", "toml", "gbnf")
 _MARK = re.compile(r"<!-- (not run|newcomer): (\S.*?) -->\s*$", re.DOTALL)
 _INLINE = re.compile(r"`(pyllama-spec [^`]+)`")
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from pyllama_spec import ArgumentError, EngineError
+from pyllama_spec import EngineError
 from pyllama_spec.engine import Model, Sampler, SamplerParams
 from tests.models import EOS, model_path
 
@@ -161,33 +159,3 @@ def test_a_grammar_that_knows_no_end_of_a_thought_is_an_error(model: Model) -> N
     sampler.accept(ord("a"))
     with pytest.raises(EngineError, match="no end of the thought"):
         sampler.sample_row(np.zeros(model.vocab.n_tokens, dtype=np.float32))
-
-
-def test_ids_outside_the_vocabulary_are_refused(model: Model) -> None:
-    tags = {"thought_tags": ("a", "b"), "thought_budget": 1}
-    for options in (
-        {"min_tokens": 1, "stop_token_ids": (10**6,)},
-        {**tags, "thought_close": (-1,)},
-    ):
-        with pytest.raises(ArgumentError):
-            Sampler(model, SamplerParams(**options))  # type: ignore[arg-type]
-
-
-def test_what_is_barred_has_no_part_in_what_is_typical(model: Model) -> None:
-    """Locally typical sampling (arXiv 2202.00666) over the allowed tokens alone."""
-    row = np.random.default_rng(1).standard_normal(model.vocab.n_tokens).astype(np.float32) * 2
-    words = ("a", "e", "i", "\n")
-    params = SamplerParams(temperature=1.0, typical_p=0.5, top_k=0, top_p=1.0, min_p=0.0)
-    allowed = allowed_by_hand(model, b"", 0, words, params)
-    ids = np.flatnonzero(allowed)
-    p = np.exp(row[ids].astype(np.float64))
-    p /= p.sum()
-    surprise = np.abs(-np.log(p) + (p * np.log(p)).sum())
-    order = np.argsort(surprise)
-    typical = set(ids[order[: int(np.searchsorted(np.cumsum(p[order]), 0.5)) + 1]].tolist())
-    drawn = set()
-    for seed in range(200):
-        options = replace(params, seed=seed, bad_words=words)
-        drawn.add(Sampler(model, options).sample_row(row))
-    assert len(drawn) > 10
-    assert drawn <= typical

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from gguf import GGUFReader
@@ -50,22 +48,6 @@ def test_rows_in_place_of_ids(arch: str) -> None:
         context.decode(batch)
         got = np.stack([context.logits(i) for i in range(len(TOKENS))])
         np.testing.assert_array_equal(got, expected)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"token": 2**31, "pos": 0}, {"token": 1, "pos": 0.5}, {"token": 1, "pos": 0, "seq": 2**40},
-        {"token": None, "pos": 0}, {"token": 1, "pos": 0, "row": np.zeros(3, np.float32)},
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused_and_leaves_nothing(options: dict[str, Any]) -> None:
-    batch = Batch(2)
-    batch.add(7, 0)
-    with pytest.raises(ArgumentError):
-        batch.add(**options)
-    batch.add(8, 1, output=True)
-    assert contents(batch) == [(7, 0, 0, False), (8, 1, 0, True)]
 
 
 def test_what_the_context_refuses_leaves_it_as_it_was() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any
 
 import pytest
 
@@ -72,10 +71,3 @@ def test_fewer_layers_than_asked_for(n_asked: int) -> None:
         warn_of_fewer("a.gguf", n_asked, 5, 5)
         warn_of_fewer("a.gguf", 0, 0, 5)
         warn_of_fewer("a.gguf", n_asked, 0, 0)  # a vocabulary
-
-
-@pytest.mark.parametrize("value", ["Vulkan0", [], [3], ["no such"], ["CPU"], ["a\0b"]])
-@pytest.mark.parametrize("n_gpu_layers", [0, -1])
-def test_devices_that_there_are_not(value: Any, n_gpu_layers: int) -> None:
-    with pytest.raises(ArgumentError):
-        Model(model_path("llama"), devices=value, n_gpu_layers=n_gpu_layers)

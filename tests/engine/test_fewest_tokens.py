@@ -11,8 +11,7 @@ from pyllama_spec.engine import Model
 from pyllama_spec.errors import PyllamaSpecError
 from tests.fuzz.architectures import tokenizer
 from tests.fuzz.gguf_bytes import GgufFile, Value
-from tests.models import SPECIAL_TOKENS, model_path
-from tests.models.vocab import tokens
+from tests.models import SPECIAL_TOKENS
 from tests.robust.test_tokenizers import PRE_TOKENIZERS
 from tests.tiers import release_except
 
@@ -82,24 +81,6 @@ def test_for_every_kind_of_tokenizer(kind: str, tmp_path: Path) -> None:
     assert (total > 0) == (kind in ("llama", "gpt2")), "the others make one token of any text"
 
 
-def test_control_tokens_that_swallow_white_space(tmp_path: Path) -> None:
-    words, types = tokens(320)
-    for at, name in enumerate(("</s>", "<unk>", "<s>", "<|user|>"), 300):
-        words[at], types[at] = name, 3
-    path = vocabulary(
-        tmp_path / "v.gguf", "gpt2", general__name=Value("str", "phi-3"),
-        tokenizer__ggml__tokens=Value("[str]", words),
-        tokenizer__ggml__token_type=Value("[i32]", types),
-        tokenizer__ggml__scores=Value("[f32]", [0.0] * len(words)),
-    )  # fmt: skip
-    vocab = Model(path, vocab_only=True).vocab
-    text = (name + " \n\t" * 4000) * 3
-    ids = vocab.tokenize(text, add_special=False, parse_special=True)
-    assert len(ids) == 3, "the case is none"
-    assert vocab.fewest_tokens(text) <= 3
-    holds(path, 3)
-
-
 def test_bytes_without_a_token_do_not_count(tmp_path: Path) -> None:
     words = ["a", "b", "ab", *(f"x{i}" for i in range(300))]
     path = vocabulary(
@@ -111,11 +92,3 @@ def test_bytes_without_a_token_do_not_count(tmp_path: Path) -> None:
     assert vocab.tokenize("zzz", add_special=False) == []
     assert vocab.fewest_tokens("zzz" * 1000) == 0
     assert 0 < vocab.fewest_tokens("za" * 1000) <= len(vocab.tokenize("za" * 1000))
-
-
-def test_it_is_the_longest_token_that_counts() -> None:
-    vocab = Model(model_path("llama"), vocab_only=True).vocab
-    longest = max(len(vocab.piece(i, special=True)) for i in range(vocab.n_tokens))
-    for n in (0, 1, longest, longest + 1, 10 * longest):
-        assert vocab.fewest_tokens("a" * n) == -(-n // longest)
-        assert vocab.fewest_tokens("a " * n) == -(-n // longest)

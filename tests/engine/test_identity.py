@@ -54,14 +54,6 @@ def test_settings_that_do_not(model: Model, options: dict[str, Any]) -> None:
         assert first_difference(plain.settings(), other.settings()) is None
 
 
-def test_a_quantised_v_cache_has_flash_attention_asked_for_or_not(model: Model) -> None:
-    settings = []
-    for options in ({}, {"flash_attn": True}):
-        with context(model, type_v="q8_0", type_k="q8_0", **options) as opened:
-            settings.append(opened.settings())
-    assert settings[0] == settings[1]
-
-
 def test_a_model_is_its_weights_and_its_keys(tmp_path: Path) -> None:
     """The name and the date of a file do not count; one changed weight does."""
     path = model_path("llama")

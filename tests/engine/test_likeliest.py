@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec.engine import Batch, Context
-from pyllama_spec.errors import ArgumentError
 from tests.oracles import tiny, tiny_context
 
 Row = npt.NDArray[np.float32]
@@ -94,45 +93,8 @@ def test_what_is_broken_is_seen(context: Context, kind: float, at: int) -> None:
         assert np.isnan(got.p)
 
 
-def test_nothing_but_nan_is_seen(context: Context) -> None:
-    planted(context, 2)[:] = np.nan
-    counterparts = np.full(context.model.info.n_vocab, -1, np.int32)
-    assert context.likeliest(2, counterparts) is None
-    counterparts[50] = 3
-    for among, id_ in ((None, 0), (counterparts, 50)):
-        got = context.likeliest(2, among)
-        assert got is not None
-        assert np.isnan(got.p)
-        assert got.id == id_
-
-
 def test_none_where_all_are_left_out(context: Context) -> None:
     assert context.likeliest(2, np.full(context.model.info.n_vocab, -1, np.int32)) is None
-
-
-def test_bad_chains() -> None:
-    """Invalid chains do not reach the engine, and the context is unchanged."""
-    heard: list[tuple[int, int, float]] = []
-
-    def goes_on(*what: Any) -> bool:
-        heard.append(what)
-        return False
-
-    with tiny_context(tiny("llama")) as context:
-        n = context.model.info.n_vocab
-        bad: Any = (
-            ([1, 2], [0], [0]), ([1], [0], []), ([n], [0], [0]), ([-1], [0], [0]),
-            ([1], [-1], [0]), ([1], [0], [1]), ([1 << 40], [0], [0]),
-        )  # fmt: skip
-        for ids, positions, seqs in bad:
-            with pytest.raises((ArgumentError, ValueError, OverflowError)):
-                context.draft_chains(ids, positions, seqs, goes_on)
-        with pytest.raises(ArgumentError):
-            context.draft_chains([1], [0], [0], goes_on, np.zeros(3, np.int32))
-        assert not heard
-        context.draft_chains([], [], [], goes_on)
-        context.draft_chains([1], [0], [0], goes_on)
-        assert [what[0] for what in heard] == [0]
 
 
 def test_what_fails_in_a_chain_is_raised_and_the_context_is_of_use() -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-import unicodedata
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from pyllama_spec import ArgumentError, SchemaError
 from pyllama_spec.constraints import argument_grammar, schema_grammar
 from pyllama_spec.engine.sampler import MAX_GRAMMAR_KIB
-from pyllama_spec.schema import charsets, limits, loosened_rules, schema_rules
-from pyllama_spec.schema.grammar import Grammar
+from pyllama_spec.schema import limits, loosened_rules, schema_rules
 from pyllama_spec.schema.limits import WORK
 from tests.engine.grammar_walk import GrammarWalk
 
@@ -35,10 +32,6 @@ HOSTILE: dict[str, Any] = {
     "counted properties": {"type": "object", "minProperties": 100, "properties": {
         f"p{i}": {} for i in range(300)}},
     "many of one type": {"oneOf": [{"type": "null"}] * 3000},
-    "items to find": {"type": "array", "contains": {"const": 1}, "minContains": 100,
-                      "maxItems": 500},
-    "items in any order": {"type": "array", "uniqueItems": True, "minItems": 100,
-                           "items": {"enum": list(range(300))}},
 }  # fmt: skip
 
 
@@ -61,19 +54,18 @@ def test_what_takes_too_long_is_refused_once(name: str, monkeypatch: pytest.Monk
     assert (str(again), again.path, again.keyword) == (str(first), first.path, first.keyword)
 
 
-def test_leaving_out_one_keyword_after_the_other_has_one_budget(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All attempts to leave out keywords share one budget."""
+def test_a_schema_that_takes_too_long_leaves_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attempts to leave out keywords share one budget; then nothing of the schema is kept."""
     schema = {"type": "object", "properties": {
         f"p{i}": {"type": "string", "pattern": f"(a|b)*a(a|b){{14}}{i}$"} for i in range(30)
     }}  # fmt: skip
     n_most = 20_000
     monkeypatch.setattr("pyllama_spec.schema.compiler.MAX_STEPS", n_most)
     before = WORK.n_spent
-    with pytest.raises(SchemaError):
-        loosened_rules(schema)
+    made = loosened_rules(schema)
     assert WORK.n_spent - before <= 3 * n_most
+    assert made.left_out
+    assert GrammarWalk(made.rules.grammar).takes('{"x": 1}')
 
 
 def test_the_arguments_of_a_chat_have_one_bound() -> None:
@@ -92,14 +84,6 @@ def test_the_arguments_of_a_chat_have_one_bound() -> None:
         argument_grammar([{"function": {**function, "strict": True}}], asked)
 
 
-def test_the_rules_of_all_properties_are_pruned_once() -> None:
-    prune = Grammar._drop_barren
-    with mock.patch.object(Grammar, "_drop_barren", autospec=True, side_effect=prune) as pruned:
-        rules = schema_rules({"properties": {f"p{i}": {} for i in range(50)}}, by_property=True)
-    assert len(rules.properties) == 50
-    assert pruned.call_count == 2
-
-
 def test_a_union_of_many_objects_is_told_apart_by_what_it_says() -> None:
     names = ["red", "green", *(f"k{i}" for i in range(150))]
     walk = GrammarWalk.of_schema({"oneOf": [
@@ -111,11 +95,6 @@ def test_a_union_of_many_objects_is_told_apart_by_what_it_says() -> None:
         assert walk.takes(f'{{"k": "{name}", "{name}": 3}}')
         assert not walk.takes(f'{{"k": "{name}", "x{name}": 3}}')
         assert not walk.takes(f'{{"{name}": 3}}')
-    # What only one of them needs tells nothing apart.
-    one = {"type": "object", "required": ["k"], "properties": {"k": {"const": "a"}}}
-    walk = GrammarWalk.of_schema({"oneOf": [one, {**one, "required": []}]})
-    assert walk.takes("{}")
-    assert not walk.takes('{"k": "a"}')
 
 
 def test_other_threads_come_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +112,3 @@ def test_other_threads_come_between_the_steps(monkeypatch: pytest.MonkeyPatch) -
     n_steps = WORK.n_spent - before
     assert n_steps > 2000
     assert len(rests) >= n_steps // 1000
-
-
-@pytest.mark.parametrize("name", ["L", "Lu", "Mn", "Cf", "P"])
-def test_categories_are_those_of_all_characters(name: str) -> None:
-    found = charsets.category(name)
-    assert found is not None
-    inside = {code for low, high in found for code in range(low, high + 1)}
-    assert inside == {
-        code for code in range(0x110000) if unicodedata.category(chr(code)).startswith(name)
-    }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.llama.calls import THREADS
+from pyllama_spec.llama.llama import THREADS
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 

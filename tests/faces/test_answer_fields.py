@@ -38,22 +38,6 @@ def test_an_answer_names_the_file_and_no_folder(llm: Llama, kind: str) -> None:
     assert Path(llm.model_path).is_absolute()
 
 
-@pytest.mark.parametrize("n_parallel", [1, 2])
-def test_times_of_a_request(n_parallel: int) -> None:
-    with Llama(str(model_path("llama")), n_ctx=128, n_threads=1, n_parallel=n_parallel) as llm:
-        of_list: Any = llm.create_completion(["Hi", "Ho"], **FEW)
-        results: list[Any] = [
-            llm.create_completion("Hi", **FEW),
-            llm.create_chat_completion(HI, **FEW),
-            [*llm.create_completion("Hi", stream=True, **FEW)][-1],
-            of_list["choices"][1],
-        ]
-        for result in results:
-            timing = result["timing"]
-            assert 0.0 <= timing["queue_s"] <= timing["first_token_s"]
-            assert timing["first_token_s"] >= timing["prompt_s"] > 0.0
-
-
 @pytest.mark.parametrize(
     ("kind", "pooling", "is_warned"),
     [

@@ -70,17 +70,6 @@ def test_an_answer_that_is_cut_anywhere(family: str) -> None:
             assert all(call.is_whole for call in answer.calls)
 
 
-@pytest.mark.parametrize(
-    "text", ["a <", "a </", "<thi", " \n ", "  a", "\ta\n", "{", "", "[TOOL", "\u00e9<|"]
-)
-@pytest.mark.parametrize(
-    "family", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "GLM-4.6"]
-)
-def test_what_a_tag_could_begin_with_is_text(family: str, text: str) -> None:
-    with Model(model_path("llama")) as model:
-        assert reader_of(model, family).read(text, has_ended=True) == Answer(text)
-
-
 @pytest.mark.parametrize("family", [*_THOUGHTS, "openai-gpt-oss-120b"])
 def test_a_call_that_a_thought_mentions_wakes_no_grammar(family: str) -> None:
     start = re.match(r"\s*(<\S*?>|<\|\w+\|>|\W*)", FAMILIES[family])
@@ -127,28 +116,3 @@ def test_tools_with_a_response_format(family: str) -> None:
             elif found["finish_reason"] == "stop":
                 assert json.loads(message["content"])["city"] in ("Paris", "Rome")
             assert said == "Hello you" or found["finish_reason"] != "length"
-
-
-@pytest.mark.parametrize("family", _ALL)
-def test_the_id_of_a_call_can_be_given_back(family: str) -> None:
-    """It is the model's own if it writes one; Mistral-like templates take nine characters."""
-    with open_family(family) as llm:
-        ids = llm.tokenize(FAMILIES[family].encode(), add_bos=False, special=True)
-        options: dict[str, Any] = {"tools": [WEATHER], "temperature": 0.0, "max_tokens": 300}
-        found = llm.create_chat_completion([USER], logits_processor=Said(ids), **options)
-        message = found["choices"][0]["message"]
-        call_id = message["tool_calls"][0]["id"]
-        own = re.search(r"functions\.\w+:\d+|123456789", FAMILIES[family])
-        assert call_id == own[0] if own else re.fullmatch(r"[a-zA-Z0-9]{9}", call_id)
-        deltas = [
-            chunk["choices"][0]["delta"]
-            for chunk in llm.create_chat_completion(
-                [USER], stream=True, logits_processor=Said(ids), **options
-            )
-        ]
-        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-        assert [call["id"] for call in calls if "id" in call] == [calls[0]["id"]]
-        assert calls[0]["id"] == call_id or not own
-        result = {"role": "tool", "content": "Sun", "tool_call_id": call_id, "name": "get_weather"}
-        options["max_tokens"] = 1
-        assert llm.create_chat_completion([USER, message, result], **options)["usage"]

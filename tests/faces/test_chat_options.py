@@ -90,19 +90,6 @@ def test_thoughts_end_where_the_budget_does(template: str, budget: int | None) -
             assert thought.strip() == THOUGHT[:n].decode().strip()
 
 
-def test_a_budget_of_a_text_has_the_tags_of_the_template() -> None:
-    with opened(chat_template=THINKS) as llm:
-        for prompt, n_before in (("<think> so", 0), ("</think> so", 7), ("so", 7)):
-            response = llm.create_completion(
-                prompt, thinking_token_budget=4, max_tokens=30, temperature=0,
-                logits_processor=Forced(
-                    len(llm.tokenize(prompt)), list(b"<think>"[:n_before] + b"abcdefghijklmnop" * 3)
-                ),
-            )  # fmt: skip
-            text = response["choices"][0]["text"]
-            assert text.startswith("<think>"[:n_before] + "abcd</think>")
-
-
 @pytest.mark.parametrize("form", ["schema", "gbnf", "regex"])
 def test_a_grammar_is_of_the_answer_behind_the_thought(form: str) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
@@ -125,19 +112,6 @@ def test_a_grammar_is_of_the_answer_behind_the_thought(form: str) -> None:
             assert streamed(llm, [USER], **options) == "|" + text
             texts.add(text)
     assert len(texts) == 1
-
-
-@pytest.mark.parametrize("template", [THINKS, OPENED], ids=["thinks", "opened"])
-def test_a_grammar_is_of_the_answer_without_a_budget_too(template: str) -> None:
-    """The whole answer was a thought where the prompt opens it."""
-    said = [*b"abc", *CLOSE] if template is OPENED else []
-    with opened(chat_template=template) as llm:
-        forced = Forced(len(prompt_of(llm, [USER])), [*said, *b"yes"])
-        response = llm.create_chat_completion(
-            [USER], grammar='root ::= "yes"', reasoning_format="auto", max_tokens=40,
-            temperature=0, logits_processor=forced,
-        )  # fmt: skip
-    assert text_of(response) == ("abc|yes" if said else "|yes")
 
 
 def test_calls_come_behind_a_thought_that_was_ended() -> None:
@@ -201,23 +175,6 @@ def test_an_effort_is_a_switch_or_a_budget_elsewhere(parsed: dict[str, Any]) -> 
         assert off != prompt_of(llm, [USER])
 
 
-def test_a_model_without_thoughts_takes_no_effort_and_no_budget() -> None:
-    with opened(chat_template=PLAIN) as llm:
-        plain = llm.create_chat_completion([USER], temperature=0, max_tokens=9)
-        none: dict[str, Any] = {"reasoning_effort": "none", "thinking_token_budget": -1}
-        same = llm.create_chat_completion([USER], temperature=0, max_tokens=9, **none)
-        assert text_of(same) == text_of(plain)
-        with pytest.raises(UnsupportedError, match="reasoning_effort="):
-            llm.create_chat_completion([USER], reasoning_effort="low")
-        with pytest.raises(ArgumentError, match="reasoning_effort="):
-            llm.create_chat_completion([USER], reasoning_effort="most")
-        for more in ({}, {"reasoning_format": "auto"}):
-            with pytest.raises(UnsupportedError, match="thinking_token_budget=3"):
-                llm.create_chat_completion([USER], thinking_token_budget=3, **more)
-        with pytest.raises(UnsupportedError, match="thinking_token_budget=3"):
-            llm.create_completion("a", thinking_token_budget=3)
-
-
 # ---- going on with the last message
 
 
@@ -238,7 +195,7 @@ def test_a_prompt_ends_with_the_last_messages_text(template: str, content: str) 
         # What the caller wrote is not a control token.
         assert [t for t in prompt if t in (IM_START, IM_END)] == [IM_START, IM_END, IM_START]
         same = prompt_of(
-            llm, [USER, last], continue_final_message="content", add_generation_prompt=False
+            llm, [USER, last], continue_final_message=True, add_generation_prompt=False
         )
         assert same == prompt
         assert prompt_of(llm, [USER, last]) != prompt
@@ -265,27 +222,6 @@ def test_an_answer_goes_on_where_it_was_cut(template: str, more: dict[str, Any])
             assert generation.record.text == text
 
 
-def test_a_thought_goes_on_and_its_budget_counts_what_is_new() -> None:
-    last = {"role": "assistant", "content": "", "reasoning_content": "so far"}
-    with opened(chat_template=THINKS) as llm:
-        for which in (True, "reasoning_content"):
-            prompt = prompt_of(llm, [USER, last], continue_final_message=which)
-            assert llm.detokenize(prompt).endswith(b"assistant\n<think>\nso far")
-            for more in ({}, {"reasoning_format": "auto"}):
-                response = llm.create_chat_completion(
-                    [USER, last], continue_final_message=which, thinking_token_budget=5,
-                    max_tokens=30, temperature=0, logits_processor=Forced(
-                        len(prompt), [*b"abcde", *CLOSE, *b"answer"]
-                    ), **more,
-                )  # fmt: skip
-                message = response["choices"][0]["message"]
-                if more:
-                    assert message["reasoning_content"].strip() == "abcde"
-                    assert message["content"].strip() == "answer"
-                else:
-                    assert message["content"] == "abcde</think>answer"
-
-
 @pytest.mark.slow
 def test_families_templates_end_with_the_last_messages_text() -> None:
     n_shown = 0
@@ -296,12 +232,12 @@ def test_families_templates_end_with_the_last_messages_text() -> None:
             template.render(messages)
         except ArgumentError:  # one that is for tools alone, or takes no such chat
             continue
-        rendered = render_continued(template, messages, "content", None, {})
+        rendered = render_continued(template, messages, None, {})
         assert rendered.text.endswith("Well, the"), name
         whole = template.render(messages, add_generation_prompt=False).text
         n_shown += whole.startswith(rendered.text)
         # Its text is the caller's, to the last character.
-        if rendered.located in ("all", "messages"):
+        if rendered.located == "all":
             assert rendered.spans[-1][1] == len(rendered.text), name
     assert n_shown > 40
 
@@ -313,8 +249,6 @@ def test_families_templates_end_with_the_last_messages_text() -> None:
         (USER, {}), ({"role": "assistant", "tool_calls": [{}]}, {}),
         ({"role": "assistant", "content": "a"}, {"continue_final_message": "reasoning_content"}),
         ({"role": "assistant", "content": "a"}, {"add_generation_prompt": True}),
-        # Its template shows no thoughts.
-        ({"role": "assistant", "content": "", "reasoning_content": "b"}, {}),
     ],
 )  # fmt: skip
 def test_what_cannot_go_on_is_refused(
@@ -339,11 +273,3 @@ def test_a_prompt_without_a_beginning_of_the_answer() -> None:
             llm.create_chat_completion(
                 [USER], add_generation_prompt=False, reasoning_format="auto", max_tokens=1
             )
-
-
-def test_a_form_of_the_whole_answer_takes_no_beginning() -> None:
-    begun = {"role": "assistant", "content": '{"a": '}
-    with opened() as llm, pytest.raises(ArgumentError, match="continue_final_message"):
-        llm.create_chat_completion(
-            [USER, begun], continue_final_message=True, response_format={"type": "json_object"}
-        )

@@ -118,29 +118,6 @@ def test_during_a_decode(way: str, n_parallel: int, n_before: int, held: Interru
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-@pytest.mark.parametrize("n_tokens", range(3))
-def test_between_two_decodes(n_parallel: int, n_tokens: int) -> None:
-    """If a callback of the request closes the model, the next decode never begins."""
-    llm = opened("text", n_parallel)
-    has_begun = threading.Event()
-
-    def waits(ids: Any, scores: Any) -> Any:
-        if len(ids) == len(PROMPT) + n_tokens:
-            has_begun.set()
-            while not is_closing(llm):
-                time.sleep(0.001)
-        return scores
-
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(lambda: llm(PROMPT, logits_processor=waits, **LONG))
-        assert has_begun.wait(TIMEOUT_S)
-        llm.close()
-        with pytest.raises(ClosedError) as caught:
-            running.result(timeout=TIMEOUT_S)
-    assert len(caught.value.partial_tokens) >= n_tokens
-
-
-@pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("way", [*GENERATING, "eval", "embeddings"])
 def test_while_waiting_in_line(way: str, n_parallel: int, held: Interrupted) -> None:
     """A request that waits in line gets the error too, while others compute in every place."""
@@ -154,20 +131,3 @@ def test_while_waiting_in_line(way: str, n_parallel: int, held: Interrupted) -> 
         llm.close()
         for future in (*running, waiting):
             refuses(future)
-
-
-@pytest.mark.parametrize("n_parallel", [1, 2])
-@pytest.mark.parametrize("n_read", range(3))
-@pytest.mark.parametrize("is_chat", [False, True])
-def test_while_a_stream_waits_to_be_read(is_chat: bool, n_read: int, n_parallel: int) -> None:
-    llm = opened("stream", n_parallel)
-    stream: Any = (
-        llm.create_chat_completion(MESSAGES, stream=True, **LONG)
-        if is_chat
-        else llm(PROMPT, stream=True, **LONG)
-    )
-    for _ in range(n_read):
-        next(stream)
-    llm.close()
-    with pytest.raises(ClosedError):
-        list(stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from pyllama_spec import Llama
 from pyllama_spec.cli.doctor import measure_verify_cost, verdict
 from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
-from tests.faces.tools import copy_alone
 from tests.models import model_path
 
 
@@ -62,15 +60,3 @@ def test_one_line_says_whether_a_draft_pays(
     gain: float, repeating: float | None, n_proposed: int, begins: str
 ) -> None:
     assert verdict(gain, repeating, n_proposed).startswith(begins)
-
-
-@pytest.mark.parametrize("draft", ["suffix", "prompt-lookup", "auto", "grammar", "none"])
-def test_a_drafter_without_a_model_is_tried(
-    draft: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["doctor", "-m", str(copy_alone(tmp_path)), "-d", draft, "-t", "1"]
-    assert main([*command, "--max-rows", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["verify_cost"][0]["ratio"] == 1.0
-    assert ("draft" in found) == (draft != "none")
-    assert draft == "none" or found["draft"]["verdict"]

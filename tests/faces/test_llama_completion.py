@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec import ContextFullError, PromptLookup, UnsupportedError
-from pyllama_spec.engine.sampler import MIN_TEMPERATURE
 from tests.faces.tools import (
     GREEDY,
     PROMPT,
@@ -32,18 +31,6 @@ def reference_of(options: dict[str, Any], n: int = 40, kind: str = "llama") -> l
         generation = llm.generate_steps(PROMPT, max_tokens=n, **options)
         list(generation)
         return [*PROMPT, *generation.record.tokens]
-
-
-@pytest.mark.parametrize("n", range(1, 12))
-def test_max_tokens_at_each_offset_of_a_run(n: int) -> None:
-    for draft in drafters([*PROMPT, *SCRIPT]):
-        response = dictated(SCRIPT, draft, max_tokens=n)
-        assert text_of(response) == bytes(SCRIPT[:n]).decode()
-        assert finish_of(response) == "length"
-        assert response["usage"] == {
-            "prompt_tokens": N, "completion_tokens": n, "total_tokens": N + n,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        }  # fmt: skip
 
 
 def test_processor_sees_exactly_the_prefix_of_each_position() -> None:
@@ -94,27 +81,3 @@ def test_context_full_ends_with_length_and_too_long_a_prompt_is_an_error() -> No
             with pytest.raises(ContextFullError):
                 llm([97] * 32)
             assert lasting(llm(PROMPT, max_tokens=0, **GREEDY)) == lasting(response)
-
-
-def test_json_of_random_weights_has_little_white_space() -> None:
-    with open_tiny() as llm:
-        for seed in range(4):
-            options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_tokens": 60}
-            form = {"type": "json_object"}
-            text = text_of(dict(llm(PROMPT, response_format=form, **options)))
-            assert text.startswith("{") and " " * 21 not in text
-
-
-@pytest.mark.parametrize("draft", [None, "prompt-lookup"])
-@pytest.mark.parametrize("more", [{}, {"repeat_penalty": 1.4}, {"logit_bias": {101: 3.0}}], ids=str)
-def test_a_temperature_that_divides_to_infinity_is_greedy(
-    draft: str | None, more: dict[str, Any]
-) -> None:
-    with open_tiny(draft, n_ctx=256) as llm:
-        texts = {
-            text_of(
-                llm.create_completion(PROMPT, max_tokens=24, temperature=one, seed=seed, **more)
-            )
-            for seed, one in enumerate((0.0, 1e-300, 1e-45, 1e-38, 1e-20, MIN_TEMPERATURE / 2))
-        }
-    assert len(texts) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from pyllama_spec import (
     CancelledError,
     Llama,
     NoDrafter,
-    OutOfMemoryError,
     PromptLookup,
 )
 from pyllama_spec.llama.open_model import WATCH
@@ -39,15 +36,6 @@ def test_bad_keywords_are_refused_before_a_file_is_opened(
         Llama("/no/such/model.gguf", **keywords)
 
 
-def test_sizes() -> None:
-    with open_tiny(n_ctx=None) as llm:
-        assert llm.n_ctx() == 65536
-    with Llama(model_path("llama")) as llm:
-        assert llm.n_ctx() == 512
-    with pytest.raises(OutOfMemoryError):
-        open_tiny(n_ctx=10**9)
-
-
 def test_a_drafter_of_the_callers_is_not_closed() -> None:
     class Watched(PromptLookup):
         n_closed = 0
@@ -61,38 +49,6 @@ def test_a_drafter_of_the_callers_is_not_closed() -> None:
     assert drafter.n_closed == 0
     with open_tiny(NoDrafter()):
         pass
-
-
-def test_silence_and_progress(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_tiny() as llm:
-        llm(PROMPT, max_tokens=2)
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
-    try:
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        with open_tiny(verbose=True):
-            pass
-        assert "loading" in capfd.readouterr().err
-    finally:
-        with open_tiny():
-            pass  # the log is the process's: silent again
-
-
-@pytest.mark.parametrize("draft", [None, "prompt-lookup", "eagle3", "llama"])
-def test_the_time_to_load_says_the_drafts_part(draft: str | None) -> None:
-    """For a file opened before the target, one opened after it, and no file."""
-    is_file = draft in ("eagle3", "llama")
-    file = os.fspath(model_path(draft)) if draft is not None and is_file else draft
-    with open_tiny(file) as llm:
-        first, later = (llm.generate_steps(PROMPT, max_tokens=2).read_all() for _ in range(2))
-    timing = first.timing
-    assert (timing.draft_load_s > 0) == (draft is not None)
-    assert timing.draft_load_s < timing.load_s
-    assert (later.timing.load_s, later.timing.draft_load_s) == (timing.load_s, timing.draft_load_s)
-    added = timing.plus(later.timing)
-    assert (added.load_s, added.draft_load_s) == (timing.load_s, timing.draft_load_s)
 
 
 @pytest.mark.parametrize("draft", [None, "eagle3"])
@@ -122,9 +78,3 @@ def test_a_load_can_be_ended_wherever_it_is(draft: str | None) -> None:
         with pytest.raises(CancelledError, match="enough"):
             open_it(n)
     assert open_it(n_calls + 1) == n_calls
-
-
-def test_threads_beyond_the_machine_are_not_made() -> None:
-    with pytest.warns(UserWarning, match="n_threads=512"), open_tiny(n_threads=512) as llm:
-        assert llm.context.n_threads <= len(os.sched_getaffinity(0))
-        assert llm(PROMPT, max_tokens=2)["choices"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +15,8 @@ from pyllama_spec import (
     BusyError,
     CancelledError,
     ContextFullError,
-    Llama,
     UnsupportedError,
 )
-from pyllama_spec.speculative import SequenceRun, Step
 from tests.faces.parallel_tools import Slow, ask, nothing_stays_behind, open_wide
 from tests.faces.tools import (
     GREEDY,
@@ -118,19 +115,6 @@ def test_cancel_ends_what_runs(n_parallel: int) -> None:
             )
 
 
-def test_cancel_ends_embeddings_between_their_texts() -> None:
-    texts = ["the cat sat on the mat " * 2] * 1000
-    with open_tiny(embedding=True) as llm, ThreadPoolExecutor(1) as pool:
-        expected = llm.embed("the cat")
-        running = pool.submit(lambda: [llm.embed(texts) for _ in range(1000)])
-        while not running.done():
-            time.sleep(0.01)
-            llm.cancel()
-        with pytest.raises(CancelledError):
-            running.result()
-        assert llm.embed("the cat") == expected
-
-
 @PLACES
 def test_callbacks_that_reach_back_get_errors(n_parallel: int) -> None:
     """They run in the computing thread, where waiting for another text would never end."""
@@ -156,30 +140,6 @@ def test_callbacks_that_reach_back_get_errors(n_parallel: int) -> None:
         assert llm(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
-@PLACES
-def test_embeddings_and_texts_take_turns(n_parallel: int) -> None:
-    """A text comes to its end while a thread embeds on and on, and a callback may embed."""
-    with open_wide(n_parallel=n_parallel, embedding=True) as llm, ThreadPoolExecutor(1) as pool:
-        expected, is_over = llm.embed("the cat"), threading.Event()
-        text = text_of(llm(PROMPT, max_tokens=30, **GREEDY))
-
-        def embeds(*given: Any) -> Any:
-            assert llm.embed("the cat") == expected
-            return given[-1] if given else None
-
-        def goes_on() -> None:
-            while not is_over.is_set():
-                embeds()
-
-        running = pool.submit(goes_on)
-        options: list[dict[str, Any]] = [{}, {"logits_processor": embeds}]
-        for more in options:
-            again = llm.create_completion(PROMPT, max_tokens=30, **GREEDY, **more)
-            assert text_of(dict(again)) == text
-        is_over.set()
-        running.result(timeout=60)
-
-
 # ---- failures of one, of all, and behind the end of a text
 
 
@@ -187,67 +147,6 @@ def plain(prompt: Sequence[int], n: int) -> str:
     """The text of a model for one request at a time."""
     with open_tiny(n_ctx=1024) as llm:
         return text_of(llm(list(prompt), max_tokens=n, **GREEDY))
-
-
-def fails_once(llm: Llama, error: BaseException) -> None:
-    """The next round raises."""
-    step = llm._runtime.round.step
-
-    def failing(runs: Sequence[SequenceRun]) -> list[tuple[SequenceRun, Step]]:
-        llm._runtime.round.step = step  # type: ignore[method-assign]
-        raise error
-
-    llm._runtime.round.step = failing  # type: ignore[method-assign]
-
-
-def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
-    """Requests in line run next, and each reader gets its own exception."""
-    prompts = [[*PROMPT, 97 + i] for i in range(4)]
-    gate, entered = threading.Event(), threading.Event()
-
-    def waits(ids: Any, scores: Any) -> Any:
-        entered.set()
-        assert gate.wait(30)
-        return scores
-
-    with open_tiny(n_ctx=1024, n_parallel=2) as llm, ThreadPoolExecutor(4) as pool:
-        runner: Any = llm._runtime.runner
-        futures = []
-        for i, prompt in enumerate(prompts):
-            # The first one holds the first round up; with the second it shares the next one.
-            options = {**GREEDY, "max_tokens": 9, **({"logits_processor": waits} if i == 0 else {})}
-            futures.append(pool.submit(ask, llm, prompt, **options))
-            while len(runner._line.placed) + len(runner._line.waiting) <= i:
-                time.sleep(0.001)
-            assert entered.wait(30)  # else a busy machine may break the first round already
-        fails_once(llm, RuntimeError("the round is broken"))
-        gate.set()
-        errors: list[Any] = [future.exception(timeout=300) for future in futures[:2]]
-        assert [str(error) for error in errors] == ["the round is broken"] * 2
-        assert errors[0] is not errors[1]
-        assert [len(error.partial_tokens) for error in errors] == [1, 0]
-        assert plain(prompts[0], 9).startswith(errors[0].partial_text)
-        texts = [text_of(future.result(timeout=300)) for future in futures[2:]]
-        assert texts == [plain(p, 9) for p in prompts[2:]]
-
-
-def test_one_of_a_list_fails() -> None:
-    """The others are answered, and the error carries their answers."""
-    prompts = [[*PROMPT, 96 + i] for i in range(5)]
-    for n_parallel in (1, 3):
-        with open_tiny(n_parallel=n_parallel) as llm:
-            expected = [text_of(llm(prompt, max_tokens=9, **GREEDY)) for prompt in prompts]
-
-            def processor(tokens: Any, logits: Any) -> Any:
-                if tokens[N] == 97:
-                    raise ZeroDivisionError
-                return logits
-
-            with pytest.raises(ZeroDivisionError) as caught:
-                llm(prompts, max_tokens=9, logits_processor=processor, **GREEDY)
-            found: Any = caught.value
-            texts = [choice and choice["text"] for choice in found.partial_choices]
-            assert texts == [expected[0], None, *expected[2:]]
 
 
 def lingering(ids: Any, scores: Any) -> Any:

@@ -21,7 +21,6 @@ from tests.faces.tools import (
     open_tiny,
     text_of,
 )
-from tests.models import EOS
 from tests.scripted import Perfect
 
 N = len(PROMPT)
@@ -129,11 +128,3 @@ def test_errors_carry_what_was_generated() -> None:
                 assert lasting(llm(PROMPT, max_tokens=9, **SAMPLED)) == lasting(
                     fresh(PROMPT, max_tokens=9, **SAMPLED)
                 )
-
-
-def test_end_token_first_gives_an_empty_stream_with_figures() -> None:
-    with open_tiny() as llm:
-        chunks = list(llm(PROMPT, stream=True, logits_processor=Forced(N, [EOS])))
-    assert len(chunks) == 1
-    assert finish_of(chunks[0]) == "stop"
-    assert chunks[0]["usage"]["completion_tokens"] == 0

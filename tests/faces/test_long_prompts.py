@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ContextFullError, Llama
-from pyllama_spec.chat.prompts import LONG_TEXT
+from pyllama_spec.chat.template import LONG_TEXT
 from pyllama_spec.engine import Vocab
 from tests.faces.tools import open_tiny
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_spec import ArgumentError, Llama, PromptLookup, PyllamaSpecError, UnsupportedError
-from pyllama_spec.llama_cpp import LogitsProcessorList, MinTokensLogitsProcessor
+from pyllama_spec import Llama, PromptLookup, PyllamaSpecError, UnsupportedError
 from tests.faces.tools import GREEDY, PROMPT, drafters, open_tiny, text_of
 
 KINDS = ("llama", "mamba2", "lfm2")
@@ -71,19 +69,6 @@ def test_sample_goes_by_what_the_memory_holds(kind: str, logits_all: bool) -> No
         assert llm.sample(temp=0.0) == expected[llm.n_tokens - len(PROMPT)]
 
 
-def test_scores_have_a_row_for_each_token() -> None:
-    with open_tiny(logits_all=True) as llm, open_tiny() as one:
-        llm.eval(PROMPT)
-        for i in range(1, len(PROMPT) + 1):
-            one.reset()
-            one.eval(PROMPT[:i])
-            assert np.array_equal(llm.scores[i - 1], one.scores[i - 1])
-            assert llm.sample(temp=0.0, idx=i - 1) == one.sample(temp=0.0)
-        assert len(llm.eval_logits) == len(PROMPT)
-        with pytest.raises(ArgumentError):
-            one.sample(idx=2)
-
-
 def test_generate_ends_with_the_token_that_ends_a_text() -> None:
     with open_tiny() as llm:
         eos = llm.token_eos()
@@ -99,34 +84,6 @@ def _held(llm: Llama) -> tuple[int, list[int], int]:
     n, ids = llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()
     llm.eval([97])
     return n, ids, llm.sample(temp=0.0)
-
-
-@pytest.mark.parametrize("how", ["stop", "stop_token_ids", "stopping_criteria"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_leads_no_text_behind_an_end_into_the_memory(kind: str, how: str) -> None:
-    def stops(ids: npt.NDArray[np.int32], _: npt.NDArray[np.float32]) -> bool:
-        return len(ids) == len(PROMPT) + 5
-
-    with open_tiny(kind=kind) as plain:
-        tokens = taken(plain, PROMPT, 24)
-        ends: dict[str, Any] = {
-            "stop": plain.detokenize(tokens[9:11]).decode(errors="replace"),
-            "stop_token_ids": tokens[9:10], "stopping_criteria": stops,
-        }  # fmt: skip
-        options: dict[str, Any] = {"max_tokens": 24, **GREEDY, how: ends[how]}
-        plain(PROMPT, **options)
-        expected = _held(plain)
-        assert expected[0] < len(PROMPT) + 23
-    for draft in drafters([*PROMPT, *tokens]):
-        with open_tiny(draft, kind=kind) as llm:
-            for is_saved in (False, True):
-                llm(PROMPT, **options)
-                if is_saved:
-                    state = llm.save_state()
-                    assert state.input_ids.tolist() == expected[1]
-                    llm.reset()
-                    llm.load_state(pickle.loads(pickle.dumps(state)))
-                assert _held(llm) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,14 +102,6 @@ def test_a_draft_leads_no_text_behind_a_reader_into_the_memory(kind: str) -> Non
     for draft in drafters([*PROMPT, *tokens]):
         with open_tiny(draft, kind=kind) as llm:
             assert [left(llm, n) for n in range(1, 12)] == expected
-
-
-def test_minimal_tokens() -> None:
-    with open_tiny() as llm:
-        processors = LogitsProcessorList([MinTokensLogitsProcessor(7, llm.token_eos())])
-        bias = {llm.token_eos(): 1000.0}
-        found = llm(PROMPT, max_tokens=30, logit_bias=bias, logits_processor=processors, **GREEDY)
-        assert found["usage"]["completion_tokens"] == 7
 
 
 def test_echo_with_logprobs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -79,18 +78,6 @@ def test_generate_drafts_with_it(folder: Path, capsys: pytest.CaptureFixture[str
         assert found["text"] == plain["text"]
 
 
-def test_doctor_measures_it_and_a_wrapper_of_a_file(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["doctor", "-m", str(model_path("llama")), "-t", "1", "--max-rows", "2"]
-    assert main([*words, "-d", f"{folder.name}:wrapped"]) == 0
-    out = capsys.readouterr().out
-    assert f"{model_path('eagle3').name}: fits" in " ".join(out.split())
-    assert main([*words, "-d", f"{folder.name}:Raises"]) == 1
-    said = capsys.readouterr().err
-    assert "IndexError" in said and said.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("draft", "named"),
     [
@@ -114,18 +101,6 @@ def test_what_goes_wrong_is_one_line_of_each_command(
         assert main([*words, "-d", draft.format(folder.name)]) == 1
         said = capsys.readouterr().err.strip()
         assert named in said and "\n" not in said
-
-
-def test_a_note_follows_the_text_in_whose_middle_it_came(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both streams are one terminal, so the note waits for the end of the text."""
-    screen = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", screen)
-    monkeypatch.setattr(sys, "stderr", screen)
-    words = ["generate", "-m", str(model_path("perm")), "-t", "1", "-n", "12", "-q", "-p", "abc"]
-    assert main([*words, "--controller", "fixed", "-d", f"{folder.name}:Late"]) == 0
-    assert [line for line in screen.getvalue().splitlines() if line.startswith("[note: the dr")]
 
 
 def test_llama_runs_no_code_of_a_text(folder: Path) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Drafter
-from pyllama_spec.drafters.base import DraftRequest
-from pyllama_spec.speculative.sequence import Prediction
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
 from tests.scripted import Hostile, Perfect, Wrong
 
@@ -100,36 +98,3 @@ def test_it_is_a_copy_in_the_figures() -> None:
     for count in ("proposed", "drafted", "accepted"):
         assert sum(one[count] for one in speculation["by_source"].values()) == speculation[count]
     assert of_prediction["accepted"] > 5
-
-
-def test_of_one_request_alone() -> None:
-    """A prediction drafts for its own request, not for another one on the same sequence."""
-    _, text = plain(GREEDY)
-    with open_tiny(Wrong([*PROMPT, 3])) as llm:
-        llm.generate_steps(PROMPT, max_tokens=N, prediction=text, **GREEDY).read_all()
-        record = llm.generate_steps(PROMPT, max_tokens=N, **GREEDY).read_all()
-        assert not record.stats.by_source.keys() & {"prediction", "copy"}
-
-
-def asked(tokens: list[int], n: int = 4) -> DraftRequest:
-    return DraftRequest(0, tokens, n)
-
-
-def test_where_it_goes_on() -> None:
-    text = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 7, 10]
-    one = Prediction(text, 2)
-    prompt = [1, 2]
-    # Before a token: its beginning. As long as the text goes with it: what follows.
-    assert list(one.propose(asked(prompt)).ids) == [5, 6, 7, 8]
-    draft = one.propose(asked([*prompt, 5, 6]))
-    assert (list(draft.ids), draft.match_length) == ([7, 8, 5, 6], 2)
-    # They part: nothing, until as many tokens are the same again, behind the last place first.
-    assert not one.propose(asked([*prompt, 5, 6, 3])).ids
-    assert not one.propose(asked([*prompt, 5, 6, 3, 5, 6])).ids
-    draft = one.propose(asked([*prompt, 5, 6, 3, 5, 6, 7]))
-    assert list(draft.ids) == [8, 5, 6, 7]
-    # At its end there is nothing more.
-    assert not Prediction([5], 0).propose(asked([5])).ids
-    assert not Prediction([], 0).propose(asked([5])).ids
-    # Tokens of the prompt are none of the text.
-    assert not Prediction([1, 2, 3, 4, 5], 3).propose(asked([1, 2, 3, 9])).ids

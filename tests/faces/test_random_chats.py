@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError, Llama
-from pyllama_spec.chat.prompts import template_variables
+from pyllama_spec.chat.template import template_variables
 from pyllama_spec.chat.tools import ToolRequest
 from tests.faces.chat_world import Chat, Said, chat, control_names, open_family
 from tests.faces.families import FAMILIES

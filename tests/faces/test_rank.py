@@ -98,14 +98,3 @@ def test_ids_are_embedded_as_the_text_that_they_are_of(kind: str) -> None:
         assert one["data"][0]["embedding"] == llm.embed(texts[0])
         assert llm.embed(listed[0]) == llm.embed(texts[0])
         assert llm.embed([listed[0], texts[1]])[1] == llm.embed([texts[0], listed[1]])[1]
-
-
-def test_ids_that_are_none_are_refused() -> None:
-    with opened("bert") as llm:
-        wrong: list[Any] = [[10**6], [[1, -1]], [[1, "a"]], [[]], [1, "a"], [1.5], 3, [True]]
-        for ids in wrong:
-            with pytest.raises(ArgumentError):
-                llm.create_embedding(ids)
-        with pytest.raises(ContextFullError):
-            llm.embed([[1] * 400], truncate=False)
-        assert llm.embed([[1] * 400])

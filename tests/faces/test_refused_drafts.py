@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import open_draft
 from pyllama_spec.errors import PyllamaSpecError
 from tests.models import model_path
 from tests.mtp_tools import head_alone, without
@@ -130,31 +129,6 @@ def test_nothing_stays_open(case: Any, tmp_path: Path) -> None:
         assert refused.named in str(caught.value)
         assert "\n" not in str(caught.value)
         assert still_open(tmp_path) == set()
-
-
-@pytest.mark.parametrize(
-    "form",
-    [{"chat_format": "nonsense"}, {"chat_template": "{% if"}, {"lora_path": "gone.gguf"}],
-    ids=["chat_format", "chat_template", "lora_path"],
-)
-def test_nothing_stays_open_where_the_rest_is_refused(form: Any, tmp_path: Path) -> None:
-    """An open target is closed if its chat template or adapters are refused.
-
-    The caller's own drafter stays open, and drafts for the next target.
-    """
-    target = _copy(model_path("llama"), tmp_path / "target.gguf")
-    draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
-    with pytest.raises(PyllamaSpecError) as caught:
-        Llama(target, draft=str(draft), n_ctx=128, n_threads=1, **form)
-    assert caught.tb is not None
-    assert still_open(tmp_path) == set()
-    with open_draft(draft) as own:
-        with pytest.raises(PyllamaSpecError) as again:
-            Llama(target, draft=own, n_ctx=128, n_threads=1, **form)
-        assert again.tb is not None
-        with Llama(target, draft=own, n_ctx=128, n_threads=1) as llm:
-            assert llm("ab", max_tokens=4)["usage"]["completion_tokens"] == 4
-    assert still_open(tmp_path) == set()
 
 
 @pytest.mark.parametrize("case", [torn_draft, torn_head_alone, unknown_architecture, no_head])

@@ -137,11 +137,11 @@ def test_a_template_gives_the_text_of_python_s_jinja(name: str) -> None:
             assert ours.render(messages, **variables).text == wanted, (messages, variables)
 
 
-def test_a_parameter_that_a_template_cannot_show_is_named() -> None:
+def test_a_tool_that_a_template_cannot_show_is_named() -> None:
     """Its template calls itself for each type of a list, without an end."""
     template = ChatTemplate(_ALL["NousResearch-Hermes-3-Llama-3.1-8B-tool_use"])
     chats = ToolChats(Model(model_path("llama"), vocab_only=True), template)
     tools = [WEATHER, tool_with({"good": AWKWARD["e"], "bad": AWKWARD["f"]})]
     request = ToolRequest.read(tools, None, None, None)
-    with closing(chats), pytest.raises(ArgumentError, match=r"f.*bad"):
+    with closing(chats), pytest.raises(ArgumentError, match="tool f"):
         chats.begin([USER], request, {})

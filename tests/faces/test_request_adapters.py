@@ -10,9 +10,8 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.engine import Adapter
-from pyllama_spec.errors import ArgumentError
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
-from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny, text_of
+from tests.faces.tools import PROMPT, SAMPLED, open_tiny, text_of
 from tests.models import model_path
 from tests.models.adapter import write_adapter
 
@@ -82,24 +81,6 @@ def test_streams_with_different_adapters_side_by_side(
             assert found == texts
 
 
-def test_what_the_caller_reads_itself(files: list[Path]) -> None:
-    """eval() and sample() use the current adapters, and so does echo."""
-    with open_tiny(logits_all=True) as fresh:
-        fresh.set_adapters(sets(fresh, files)["A"])
-        fresh.eval(PROMPT)
-        wanted, token = fresh.scores[len(PROMPT) - 1].copy(), fresh.sample(temp=0)
-        echo = fresh(PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)["choices"]
-    with open_wide(logits_all=True) as llm:
-        chosen = sets(llm, files)
-        llm(PROMPT, **ASKED)
-        llm.set_adapters(chosen["A"])
-        llm.reset()
-        llm.eval(PROMPT)
-        assert (llm.scores[len(PROMPT) - 1] == wanted).all()
-        assert llm.sample(temp=0) == token
-        assert llm(PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)["choices"] == echo
-
-
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_each_request_of_a_loop_has_its_own(
     n_parallel: int, files: list[Path], texts: dict[str, str]
@@ -135,17 +116,3 @@ def test_each_request_of_a_loop_has_its_own(
                 assert text_of(llm(PROMPT, **ASKED)) == texts[name]
             assert text_of(llm(PROMPT, **ASKED)) == texts["B"]
             assert "".join(map(text_of, stream)) == texts[name]
-
-
-def test_adapters_of_a_block_that_cannot_be(files: list[Path], texts: dict[str, str]) -> None:
-    with open_tiny() as llm, open_tiny() as other:
-        bad: list[Any] = [1, [1], [(files[0], 1.0)], [(Adapter(llm.model, files[0]), "x")]]
-        for one in bad:
-            with pytest.raises(ArgumentError), llm.with_adapters(one):
-                pass
-        of_other = sets(other, files)["A"]
-        with llm.with_adapters(of_other), pytest.raises(ArgumentError):
-            llm(PROMPT, **ASKED)
-        assert text_of(llm(PROMPT, **ASKED)) == texts["none"]
-        with llm.with_adapters(sets(llm, files)["A"]):  # of one model they are not another's
-            assert text_of(other(PROMPT, **ASKED)) == texts["none"]

@@ -27,7 +27,6 @@ from pyllama_spec import (
     Stream,
     UnsupportedError,
 )
-from pyllama_spec.requests.run import Piece
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.test_close import Interrupted, held
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny, text_of
@@ -105,19 +104,6 @@ def plain(prompt: list[int], n: int = 60, **options: Any) -> str:
 
 
 @PLACES
-def test_before_it_begins(n_parallel: int) -> None:
-    with open_wide(n_parallel=n_parallel) as llm:
-        for read in (next, list, Stream.result):
-            handle: Any = stream_of(llm, PROMPT)
-            assert handle.status.stage == "new"
-            handle.abort()
-            assert handle.status.stage == "ended"
-            with pytest.raises(CancelledError):
-                read(handle)
-        assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
-
-
-@PLACES
 @pytest.mark.parametrize("way", ["abort", "close"])
 def test_in_line(n_parallel: int, way: str) -> None:
     """A stream that waits in line closes at once."""
@@ -177,27 +163,6 @@ def test_while_it_generates(n_parallel: int) -> None:
         # A draft in that round is looked at to its end.
         assert gate.calls <= n_calls + 8
         assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
-
-
-@PLACES
-def test_while_others_have_its_place(n_parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyllama_spec.requests.runner._MAX_AHEAD", 4)
-    with open_wide(n_parallel=n_parallel) as llm:
-        handles = [stream_of(llm, [*PROMPT, i]) for i in range(n_parallel)]
-        for handle in handles:
-            next(handle)
-        assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
-        runner: Any = llm._runtime.runner
-        (ticket,) = runner._line.aside
-        (handle,) = (one for one in handles if one.status.stage == "aside")
-        handle.abort()
-        assert handle.status.stage == "ended"
-        assert ticket.saved is None, "what it needed to go on is freed"
-        with pytest.raises(CancelledError):
-            list(handle)
-        assert not runner._line.aside
-        for handle in handles:
-            handle.close()
 
 
 # ---- an event loop
@@ -282,10 +247,6 @@ def test_errors_in_event_loops(n_parallel: int) -> None:
         with pytest.raises(ZeroDivisionError) as caught:
             await llm.acreate_completion(PROMPT, max_tokens=9, logits_processor=broken)
         assert len(caught.value.partial_tokens) == 4  # type: ignore[attr-defined]
-        with pytest.raises(ZeroDivisionError) as caught:
-            await llm.acreate_completion([PROMPT, [97]], max_tokens=9, logits_processor=broken)
-        partial: Any = caught.value
-        assert [choice is None for choice in partial.partial_choices] == [True, False]
         stream: Any = await llm.acreate_completion(PROMPT, max_tokens=200, stream=True)
         await anext(stream)
         await asyncio.to_thread(llm.close)
@@ -319,26 +280,6 @@ def test_a_deadline_in_line_and_in_a_place(n_parallel: int) -> None:
         for wrong in (-1, "soon", float("nan")):
             with pytest.raises(ArgumentError):
                 llm(PROMPT, timeout_s=wrong)
-
-
-def test_streams_that_nobody_reads_count_as_waiting() -> None:
-    """Their states are in the host's memory, which the bound of the line bounds too."""
-    with open_wide(n_parallel=1, max_waiting=3, n_ctx=256) as llm:
-        runner: Any = llm._runtime.runner
-        handles = []
-        for i in range(3):
-            handle: Any = llm.create_completion([*PROMPT, i], max_tokens=200, stream=True, **GREEDY)
-            handle.start()
-            handles.append(handle)
-            until(lambda i=i: len(runner._line.aside) >= i)  # type: ignore[misc]
-        until(lambda: len(runner._line.aside) + len(runner._line.waiting) >= 2)
-        with pytest.raises(QueueFullError):
-            for i in range(3, 9):
-                more: Any = llm.create_completion([*PROMPT, i], max_tokens=9, stream=True, **GREEDY)
-                more.start()
-                handles.append(more)
-        for handle in handles:
-            handle.abort()
 
 
 @PLACES
@@ -388,40 +329,6 @@ def test_echo_and_states_wait_in_line(n_parallel: int) -> None:
             assert len(text) > 20
         with pytest.raises(BusyError):
             llm(PROMPT, logits_processor=lambda ids, scores: llm.save_state())
-
-
-def test_a_turn_is_given_when_a_reader_leaves_without_a_round() -> None:
-    """A reader takes a piece that was there: whoever waits for its round must not wait for ever."""
-    with ThreadPoolExecutor(1) as pool, open_tiny() as llm:
-        stream, visits = stream_of(llm, PROMPT), []
-        next(stream)
-        runner, reader = llm._runtime.runner, threading.get_ident()
-        stream._runs[0].pieces.append(Piece("x"))
-        llm.reset()  # the next round goes before the next turn
-
-        class Window:
-            """The lock, which another thread gets before its reader takes it a second time."""
-
-            n, lock = 0, runner._lock
-
-            def __enter__(self) -> None:
-                is_reader = threading.get_ident() == reader
-                self.n += is_reader
-                if is_reader and self.n == 2:
-                    visits.append(pool.submit(llm.reset))
-                    until(lambda: runner._n_exclusive > 0)
-                    time.sleep(0.05)
-                self.lock.acquire()
-
-            def __exit__(self, *_: object) -> None:
-                self.lock.release()
-
-        runner._lock = Window()  # type: ignore[assignment]
-        next(stream)
-        try:
-            visits[0].result(timeout=10)
-        finally:
-            stream.close()
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])

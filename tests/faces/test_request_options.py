@@ -112,16 +112,6 @@ def test_stop_string_is_named_and_kept_where_that_is_asked_for(offset: int) -> N
             assert counts_of(response)["completion_tokens"] == offset + len(kept)
 
 
-def test_stop_string_inside_of_a_token_is_kept_without_what_follows() -> None:
-    with opened() as llm:
-        script = llm.tokenize("a there the end", add_bos=False)
-    for draft in drafters([*PROMPT, *script]):
-        response = dictated(script, draft, stop="th", include_stop_str_in_output=True)
-        assert text_of(response) == "a th"
-        response = dictated(script, draft, stop=["the", "th"], include_stop_str_in_output=True)
-        assert (text_of(response), chosen(response)["stop_reason"]) == ("a the", "the")
-
-
 @pytest.mark.parametrize(
     ("n", "text"),
     [
@@ -144,16 +134,6 @@ def test_stop_strings_within_min_tokens_do_not_count(n: int, text: str) -> None:
             }  # fmt: skip
             assert text_of(llm.create_completion(PROMPT, **options)) == text
             assert joined(llm, **options) == {0: text}
-
-
-def test_max_completion_tokens_is_max_tokens() -> None:
-    with opened() as llm:
-        for options in ({}, {"max_tokens": 3}, {"max_tokens": 900}):
-            response = llm.create_completion(PROMPT, max_completion_tokens=7, **options)
-            assert counts_of(response)["completion_tokens"] == 7
-        messages = [{"role": "user", "content": "the cat"}]
-        chat = llm.create_chat_completion(messages, max_completion_tokens=5)
-        assert counts_of(chat)["completion_tokens"] == 5
 
 
 # ---- words that may not come
@@ -198,35 +178,6 @@ def test_answers_are_those_of_their_seeds(n_parallel: int, draft: str | None) ->
         assert [c["index"] for c in two["choices"]] == [0, 1, 2, 3]
         assert [c["text"] for c in two["choices"][:2]] == [text_of(one) for one in alone[:2]]
         assert counts_of(two)["prompt_tokens"] == N + 6
-
-
-@pytest.mark.parametrize("n_parallel", [1, 3])
-def test_a_request_with_several_answers_draws_one_seed(n_parallel: int) -> None:
-    with opened(seed=7, n_parallel=n_parallel) as a, opened(seed=7) as b:
-        several = a.create_completion(PROMPT, n=3, max_tokens=12)
-        assert text_of(several) == text_of(b.create_completion(PROMPT, max_tokens=12))
-        # What follows has the seeds that it has behind a request with one answer.
-        following = a.create_completion(PROMPT, max_tokens=12)
-        assert text_of(following) == text_of(b.create_completion(PROMPT, max_tokens=12))
-
-
-# A recurrent state goes back by the snapshots that there are with a draft.
-@pytest.mark.parametrize(
-    ("kind", "draft"),
-    [("llama", None), ("gemma3", None), ("qwen35", "prompt-lookup"), ("lfm2", "prompt-lookup")],
-)
-def test_the_prompt_of_several_answers_is_read_once(kind: str, draft: str | None) -> None:
-    prompt = list(b"the cat sat on the mat and then " * 3)
-    with opened(draft, kind) as llm:
-        cached: dict[int, int] = {}
-        for chunk in llm.create_completion(
-            prompt, n=3, max_tokens=6, stream=True, seed=1,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},
-        ):  # fmt: skip
-            for choice in chunk["choices"]:
-                usage = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
-                cached.setdefault(choice["index"], usage)
-        assert cached == {0: 0, 1: len(prompt) - 1, 2: len(prompt) - 1}
 
 
 # ---- what is told
@@ -320,24 +271,6 @@ def test_a_text_goes_on_behind_a_full_context(kind: str, options: dict[str, Any]
             reference = [*PROMPT, *chosen(response)["token_ids"]]
             texts.append(text_of(response))
     assert texts[1:] == texts[:1] * 2
-
-
-@pytest.mark.parametrize("n_keep", [0, 5, N, -1, 1000])
-def test_what_stays_is_read_as_a_prompt(n_keep: int) -> None:
-    with opened(n_ctx=64) as llm, opened(n_ctx=64) as other:
-        response = llm.create_completion(
-            PROMPT, max_tokens=70, context_shift=True, n_keep=n_keep, return_token_ids=True,
-            **GREEDY,
-        )  # fmt: skip
-        tokens = [*PROMPT, *chosen(response)["token_ids"]]
-        kept = min(N if n_keep < 0 else n_keep, N)
-        held = tokens[:65]  # all that the context holds, and the token that follows
-        held = [*held[:kept], *held[kept + (65 - kept) // 2 :]]
-        n_left = N + 70 - 65
-        again = other.create_completion(held, max_tokens=n_left, return_token_ids=True, **GREEDY)
-        n_same = min(n_left, 64 - len(held))
-        assert chosen(again)["token_ids"][:n_same] == tokens[65:][:n_same]
-        assert n_same > 8
 
 
 # ---- null, and what is refused

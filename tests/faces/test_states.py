@@ -138,19 +138,6 @@ def test_a_state_that_cannot_be_read_is_a_miss_in_a_cache() -> None:
         assert text(wide) == want
 
 
-def test_what_was_read_with_an_adapter_counts_when_it_comes_back(adapters: list[Path]) -> None:
-    with opened() as llm:
-        for pair in ([], [(adapters[0], 1.0)]):
-            llm.set_adapters(pair)
-            assert n_cached(llm, PROMPT) == 0
-        for pair in ([], [(adapters[0], 1.0)], [(adapters[0], 0.0)]):
-            llm.set_adapters(pair)
-            assert llm.n_tokens == 0
-            assert n_cached(llm, [*PROMPT, 7]) >= len(PROMPT) - 1
-        llm.set_adapters([(adapters[0], 2.0)])
-        assert n_cached(llm, PROMPT) == 0
-
-
 def test_states_with_adapters_fit_their_own_alone(adapters: list[Path]) -> None:
     with opened(lora_path=adapters[0]) as llm, opened() as other:
         want = text(llm)
@@ -162,29 +149,6 @@ def test_states_with_adapters_fit_their_own_alone(adapters: list[Path]) -> None:
         other.set_adapters([(adapters[0], 1.0)])
         other.load_state(state)
         assert text(other) == want
-
-
-def test_earlier_prompts_are_forgotten_and_can_be_left_out() -> None:
-    prompts = [prompt_tokens(60, seed=i) for i in range(5)]
-    with opened() as llm:
-        for prompt in prompts:
-            text(llm, prompt)
-        assert n_cached(llm, [*prompts[0], 5]) >= 60
-        llm.reset()
-        assert n_cached(llm, prompts[0]) == 0
-    with opened(prefix_cache_bytes=0) as llm:
-        for prompt in (prompts[0], prompts[1]):
-            text(llm, prompt)
-        assert n_cached(llm, prompts[0]) == 0
-
-
-def test_logprobs_of_a_prompt_leave_other_texts_where_they_are() -> None:
-    """Echo uses a place of its own, or saves the text that was there."""
-    with opened(logits_all=True) as llm:
-        text(llm)
-        other = bytes(prompt_tokens(50, seed=8)).decode("latin-1")
-        llm.create_completion(other, max_tokens=1, echo=True, logprobs=1)
-        assert n_cached(llm, [*PROMPT, 5]) >= len(PROMPT)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "gemma3", "qwen35"])
@@ -211,19 +175,3 @@ def test_a_state_with_more_tokens_than_the_context_is_refused(n_read: int) -> No
         long.eval(list(range(5, 21)))
         short.load_state(long.save_state())  # just fits
         assert short.n_tokens == 16
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tokens", (9, 9, 9)), ("n_decoded", 5), ("n_given", 3), ("settings", "?"), ("seed", 8),
-        ("memory", "x"), ("drafter", 7), ("drafter", ("x",)),
-    ],
-)  # fmt: skip
-def test_a_damaged_field_of_a_pickled_state_is_refused(field: str, value: Any) -> None:
-    with opened() as llm:
-        text(llm)
-        state = pickle.loads(pickle.dumps(llm.save_state()))
-        object.__setattr__(state, field, value)
-        with pytest.raises(ArgumentError):
-            llm.load_state(state)

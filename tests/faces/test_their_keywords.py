@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pyllama_spec.llama_cpp as llama_cpp
-from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
+from pyllama_spec import ArgumentError, Llama, UnsupportedError
 from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
 from tests.models import model_path
 
@@ -85,16 +85,6 @@ def test_neutral_keywords_change_nothing() -> None:
         assert llm.no_perf is True
 
 
-def test_numbers_stand_for_names() -> None:
-    with open_tiny(type_k=llama_cpp.GGML_TYPE_F32, type_v="f16") as llm:
-        assert llm.context.params.type_k == "f32"
-        assert llm.context_params.type_k == 0
-    with open_tiny(rope_scaling_type=llama_cpp.LLAMA_ROPE_SCALING_TYPE_LINEAR) as llm:
-        assert llm.context.params.rope_scaling == "linear"
-    with open_tiny(n_ctx=0, n_threads=0) as llm:
-        assert llm.n_ctx() == llm.model.info.n_ctx_train
-
-
 def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
     with pytest.warns(UserWarning, match="did you mean n_ctx"):
         open_tiny(n_ctxx=3).close()
@@ -106,36 +96,6 @@ def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
     assert Path(warned[0].filename).name == "tools.py"  # whose call of Llama() it is
     with open_tiny() as llm, pytest.raises(ArgumentError, match="temperature"):
         llm(PROMPT, temprature=0.0)
-
-
-def test_a_chat_is_cooler_than_a_text() -> None:
-    with open_tiny() as llm:
-        chat = llm.generate_chat_steps([{"role": "user", "content": "Hi"}], max_tokens=1)
-        assert chat._runs[0]._sampler.params.temperature == 0.2
-        chat.close()
-        text = llm.generate_steps(PROMPT, max_tokens=1)
-        assert text._runs[0]._sampler.params.temperature == 0.8
-        text.close()
-
-
-def test_penalties_see_what_was_generated_and_the_prompt_if_asked_to() -> None:
-    # A prompt of all tokens that the text would have: seen by the penalties, another comes.
-    with open_tiny() as llm:
-        first = llm.generate_steps(PROMPT, max_tokens=1, temperature=0.0)
-        list(first)
-        prompt = [*PROMPT, first.record.tokens[0]] * 3
-        options: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "penalty_last_n": -1}
-
-        def ids(**more: Any) -> list[int]:
-            generation = llm.generate_steps(prompt, **options, **more)
-            list(generation)
-            return generation.record.tokens
-
-        plain, alone = ids(), ids(presence_penalty=50.0)
-        both = ids(presence_penalty=50.0, penalize_prompt=True)
-        assert alone[0] == plain[0]
-        assert len(set(alone)) == len(alone)
-        assert not set(both) & set(prompt)
 
 
 def test_a_models_seed_begins_a_stream_and_a_requests_gives_its_text() -> None:
@@ -223,14 +183,3 @@ def test_a_warning_points_to_the_line_of_the_program() -> None:
         llama_cpp.LlamaGrammar.from_json_schema('{"type": "string", "nothing": 1}')
     assert len({str(one.message)[:20] for one in warned}) >= 6
     assert {one.filename for one in warned} == {__file__}, [str(one.message) for one in warned]
-
-
-def test_what_raises_a_runtime_error_there_raises_one_here() -> None:
-    assert issubclass(ModelLoadError, ValueError)
-    with open_tiny() as llm:
-        with pytest.raises(RuntimeError, match="embedding=True"):
-            llm.embed("abc")
-        with pytest.raises(RuntimeError, match="n_ctx"):
-            llm.eval([97] * (llm.n_ctx() + 1))
-        with pytest.raises(ValueError, match="the prompt alone is too long"):
-            llm([97] * (llm.n_ctx() + 1))

@@ -9,40 +9,12 @@ import pytest
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
 from tests.scripted import Perfect
 
-MESSAGES = [{"role": "user", "content": "the cat"}]
-
 
 def reference(**options: Any) -> list[int]:
     """Prompt and text, without a draft."""
     with open_tiny() as llm:
         generation = llm.generate_steps(PROMPT, max_tokens=60, **options)
         return [*PROMPT, *generation.read_all().tokens]
-
-
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("kind", ["text", "chat", "chat with a reader"])
-def test_responses_and_chunks_have_them_where_they_are_asked_for(kind: str, n: int) -> None:
-    given: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "n": n, "logit_bias": {97: 60.0}}
-    if kind == "chat with a reader":
-        given["reasoning_format"] = "auto"
-    with open_tiny("prompt-lookup", n_parallel=2) as llm:
-
-        def create(**more: Any) -> Any:
-            if kind == "text":
-                return llm.create_completion(bytes(PROMPT), **given, **more)
-            return llm.create_chat_completion(MESSAGES, **given, **more)
-
-        plain, whole = create(), create(return_token_sources=True)
-        assert "token_sources" not in plain["choices"][0]
-        chunks = list(create(return_token_sources=True, stream=True))
-        for i, choice in enumerate(whole["choices"]):
-            text = choice["text"] if kind == "text" else choice["message"]["content"]
-            sources = choice["token_sources"]
-            assert "".join(one["text"] for one in sources) == text
-            assert {one["source"] for one in sources} == {"target", "copy"}
-            of_choice = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == i]
-            streamed = [one for c in of_choice for one in c.get("token_sources", ())]
-            assert [one["text"] for one in streamed] == [one["text"] for one in sources]
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -14,7 +14,6 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.options import options_of
 from pyllama_spec.train import CorpusConfig
 from pyllama_spec.train.config import RunConfig
-from pyllama_spec.train.run.target_weights import block_layers, default_layers
 from tests.models import model_path
 
 
@@ -41,21 +40,6 @@ def test_bad_settings_are_told_in_one_line(
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_bad_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target, empty = model_path("llama"), tmp_path / "empty.jsonl"
-    empty.touch()
-    out = tmp_path / "d.gguf"
-    for args in (
-        ["-m", tmp_path / "none.gguf", "-o", out], ["-m", empty, "-o", out],
-        ["-m", target, "-o", tmp_path], ["-m", target, "-o", tmp_path / "a" / "d.gguf"],
-        ["-m", target, "-o", target], ["-m", target, "-o", out, "--work", empty],
-        ["-m", target, "-o", out, "--prompts", empty],
-        ["-m", model_path("bert"), "-o", out], ["-m", model_path("eagle3"), "-o", out],
-    ):  # fmt: skip
-        assert train(*args) == 1
-        assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
@@ -124,23 +108,3 @@ def test_every_option_reaches_the_run(
         for part in parts for one in options_of(type(part)).values() if one.cli
     }  # fmt: skip
     assert found.items() >= words.items()
-
-
-@pytest.mark.parametrize("n_layer", range(1, 40))
-def test_default_layers_exist_and_differ(n_layer: int) -> None:
-    plain, layers = default_layers(n_layer, is_plain=True), default_layers(n_layer)
-    assert len(plain) == (3 if n_layer > 1 else 2)
-    assert plain == ((2, n_layer // 2, n_layer - 3) if n_layer >= 7 else layers)
-    assert len(layers) >= len(plain)
-    for some in (plain, layers):
-        assert list(some) == sorted(set(some))
-        assert all(0 <= layer <= n_layer for layer in some)
-    if n_layer >= 14:
-        assert len(layers) == 6
-        assert layers[0] == 1
-        assert layers[-1] == n_layer
-    # Stock llama.cpp takes no last layer's output in a block's draft.
-    blocks = block_layers(n_layer)
-    assert list(blocks) == sorted(set(blocks))
-    assert all(0 <= layer < n_layer for layer in blocks)
-    assert len(blocks) >= min(len(layers) - 1, n_layer)

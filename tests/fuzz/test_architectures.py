@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_spec.engine import Model
 from tests.fuzz import runner
 from tests.fuzz.architectures import NO_FILE, of_architecture
 from tests.fuzz.by_key import VALUES, base_file, sweep, under_name, with_value
-from tests.fuzz.corpus import TARGETS, VOCABULARIES, write
+from tests.fuzz.corpus import TARGETS, write
 from tests.fuzz.engine_source import keys_of
 from tests.fuzz.gguf_bytes import Value
 from tests.fuzz.mutated import sweep as sweep_mutated
@@ -98,12 +97,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("corpus")
     write(out)
     return out
-
-
-@pytest.mark.parametrize("name", [name for name, _, _ in VOCABULARIES])
-def test_a_vocabulary_loads_and_cuts_text(folder: Path, name: str) -> None:
-    with Model(folder / "models" / f"{name}.gguf", vocab_only=True) as model:
-        assert model.vocab.tokenize("the cat")
 
 
 def test_each_target_has_seeds(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from pyllama_spec.gguf.reader import GgufFile, read_gguf
 from .keys import writing
 
 RANK = 2
-# The rank of an adapter of 2 GiB: a smaller one fits into memory that other tests have freed.
-LARGE_RANK = 1 << 20
 
 
 def write_adapter(
@@ -35,22 +32,6 @@ def write_adapter(
         _add_keys(writer)
         for name, shape in _shapes(target, RANK):
             writer.add_tensor(name, rng.standard_normal(shape).astype(dtype))
-    return path
-
-
-def write_large_adapter(target: Path, path: Path) -> Path:
-    """Writes an adapter of zeros with LARGE_RANK, as a sparse file; returns the path."""
-    writer, n_bytes = GGUFWriter(path, "llama"), 0
-    _add_keys(writer)
-    for name, shape in _shapes(target, LARGE_RANK):
-        size = 4 * shape[0] * shape[1]
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), size)
-        n_bytes += size
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    os.truncate(path, path.stat().st_size + writer.data_alignment + n_bytes)
     return path
 
 

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 import pyllama_spec
-from pyllama_spec import ArgumentError, ContextFullError, Llama
+from pyllama_spec import ArgumentError, ContextFullError
 from pyllama_spec.engine import SamplerParams
 from pyllama_spec.llama_cpp import LlamaGrammar, llama_chat_format, llama_grammar
 from pyllama_spec.llama_cpp.llama_chat_format import register_chat_format
 from tests.faces.families import USER as QUESTION
 from tests.faces.families import WEATHER
 from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
-from tests.models import model_path
 
 USER = [{"role": "user", "content": "Hi"}]
 # Its own server looks for these words, and so do apps that shorten a chat and try again.
@@ -187,25 +186,6 @@ def test_a_pickle_opens_the_same_again() -> None:
         found = again(PROMPT, max_tokens=8, **GREEDY)
         assert text_of(found) == expected
         assert found["speculation"]["drafter"] == "prompt-lookup"
-
-
-class Named(Llama):
-    """A subclass with a signature of its own."""
-
-    def __init__(self, name: str, *, n_ctx: int) -> None:
-        self.name = name
-        super().__init__(model_path=model_path("llama"), n_ctx=n_ctx, n_threads=1)
-        self.notes = [name]
-
-
-def test_a_pickle_of_a_subclass_has_its_attributes() -> None:
-    with Named("first", n_ctx=128) as llm:
-        llm.notes.append("more")
-        kept = pickle.dumps(llm)
-    with pickle.loads(kept) as again:
-        assert type(again) is Named
-        assert (again.name, again.notes, again.n_ctx()) == ("first", ["first", "more"], 128)
-        again(PROMPT, max_tokens=4, **GREEDY)
 
 
 def test_offsets_of_a_text_begin_behind_its_prompt() -> None:

@@ -11,22 +11,16 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pyllama_spec.drafters import (
-    Committed,
     DFlash,
-    Draft,
     Drafter,
-    DraftRequest,
     LookupFirst,
-    PromptLookup,
 )
 from pyllama_spec.speculative import Controller, SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.controller import DraftDecision, Span, Spent
 from tests.eagle3_tools import head, target_context
-from tests.faces.tools import GREEDY as GREEDY_OPTIONS
-from tests.faces.tools import PROMPT, open_tiny
 from tests.models import model_path
-from tests.oracles import GREEDY, generate, prompt_tokens, run_once, sampled, tiny, tiny_context
-from tests.scripted import Perfect, Wrong
+from tests.oracles import generate, prompt_tokens, run_once, sampled, tiny, tiny_context
+from tests.scripted import Perfect
 
 PARAMS = sampled(5, temperature=1.2)
 
@@ -96,110 +90,3 @@ def test_what_is_cut_is_not_verified() -> None:
     assert run.stats.accepted_histogram[2] == run.stats.rounds == 13
     assert run.stats.drafted == run.stats.accepted == 26
     assert run.stats.proposed > 90
-
-
-@pytest.mark.parametrize("where", ["decide", "stop_of", "verify_lengths", "learn"])
-def test_a_controller_that_fails_ends_its_request(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise RuntimeError("broken")
-
-    controller = Controller()
-    loop, prompt, reference = perfect_loop(controller, 30)
-    seq = SequenceState()
-    with monkeypatch.context() as patched:
-        patched.setattr(controller, where, fails, raising=False)
-        with pytest.raises(RuntimeError, match="broken"):
-            generate(loop, seq, prompt, 30)
-    assert generate(loop, seq, prompt, 30).text == reference
-
-
-def test_a_chain_ends_where_it_is_told_to() -> None:
-    drafter = head()
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
-    seq = SequenceState()
-    generate(loop, seq, prompt_tokens(30), 10, PARAMS)
-    seen: list[float] = []
-
-    def stop(p: float) -> bool:
-        seen.append(p)
-        return len(seen) == 3
-
-    n_calls = drafter.n_calls
-    draft: Draft = drafter.propose([DraftRequest(0, seq.tokens, 8, stop)])[0]
-    assert len(draft.ids) == 3
-    assert list(draft.probabilities or ()) == seen
-    assert drafter.n_calls == n_calls + 3
-
-
-def test_a_copy_may_be_longer_than_a_block() -> None:
-    """The controller asks for a block of one, or a copy of four."""
-    drafter = LookupFirst(DFlash(model_path("dflash")), 2)
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
-    seq = SequenceState()
-    generate(loop, seq, prompt_tokens(9) * 3, 4, GREEDY)
-    text = list(seq.tokens)
-    rows = [loop.target.layer_input(layer)[:1] for layer in drafter.target_layers]
-    for more, lookup_only in (([250, 251], False), (text[:3], True)):
-        for token in more:
-            at = len(text)
-            loop.drafter.commit([Committed(0, [token], at, rows, at - 1)])
-            text.append(token)
-        request = DraftRequest(0, text, 1, n_lookup=4)
-        draft = loop.drafter.propose([request])[0]
-        assert len(draft.ids) == (4 if draft.match_length else 1)
-        assert (draft.match_length > 0) == lookup_only
-
-
-def test_a_copy_says_how_long_its_match_is() -> None:
-    lookup = PromptLookup(min_ngram=2)
-    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 50, 3, 4, 5, 6, 7, 8, 9, 10]
-    for n, expected in ((19, 8), (13, 2), (16, 5)):
-        lookup.truncate(0, 0)
-        lookup.commit([Committed(0, text[:n], 0)])
-        assert lookup.propose([DraftRequest(0, text[:n], 3)])[0].match_length == expected
-
-
-# ---- figures are of the calls that really happened
-
-
-class Sevens(Drafter):
-    n_calls = 0
-
-    def propose_one(self, request: DraftRequest) -> Draft:
-        self.n_calls += 1
-        return Draft([7])
-
-
-class CopiesAfter(Controller):
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-        self.n -= 1
-        return [DraftDecision(span.max_draft, lookup_only=self.n < 0) for span in spans]
-
-    def reason_off(self, seq: int) -> str | None:
-        return "the model is off" if self.n < 0 else None
-
-
-@pytest.mark.parametrize("n", [0, 1, 4])
-def test_rounds_of_copies_alone_are_told_from_the_models(n: int) -> None:
-    """The text has no repetition of that length, so the model is called whenever it is asked."""
-    model = Sevens()
-    context = tiny_context(tiny("llama"))
-    loop = SpeculativeLoop(context, LookupFirst(model, 200), None, CopiesAfter(n))
-    stats = generate(loop, SequenceState(), prompt_tokens(9), 30).stats
-    assert stats.rounds > 2
-    assert stats.asked == model.n_calls == n
-
-
-def test_a_drafter_is_not_asked_where_the_prediction_answers() -> None:
-    with open_tiny() as llm:
-        plain = llm.generate_steps(PROMPT, max_tokens=40, **GREEDY_OPTIONS).read_all()
-    drafter = Wrong([*PROMPT, *plain.tokens])
-    with open_tiny(drafter) as llm:
-        options = {**GREEDY_OPTIONS, "prediction": plain.text}
-        stats = llm.generate_steps(PROMPT, max_tokens=40, **options).read_all().stats
-    assert stats.asked == drafter.n_proposals < stats.rounds

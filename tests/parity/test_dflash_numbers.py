@@ -221,15 +221,6 @@ def test_gelu(kind: str) -> None:
     assert worst_difference(options, is_rough=True) < 0.01
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_flash_attention(kind: str) -> None:
-    """The engine's flash attention computes in F16 on the CPU."""
-    for options in ({}, {"sliding_window": 5, "window_pattern": (True, False)}, {"sinks": True}):
-        options |= KINDS[kind]
-        assert worst_difference(options, flash_attn=True, is_rough=True) < 0.2
-
-
 ARCHS = ("llama", "qwen3", "qwen3moe", "gemma3", "qwen35", "lfm2")
 ROPES = {name: RopeScaling(name) for name in ("linear", "yarn", "llama3")}
 

@@ -52,13 +52,6 @@ def test_a_causal_block_has_causal_prefixes(kind: str) -> None:
         assert np.array_equal(short[1].logits, whole[1].logits[:n])  # type: ignore[arg-type]
 
 
-def test_a_block_that_sees_both_ways_has_not() -> None:
-    drafter, seq = draft(), SequenceState()
-    generate(opened(drafter), seq, prompt_tokens(30), 20, PARAMS)
-    whole, short = (block_of(drafter, 0, seq.tokens, n) for n in (5, 3))
-    assert short[0].probabilities != whole[0].probabilities[:3]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sliding_window_is_all_that_is_kept(kind: str) -> None:
     """No layer sees the dropped rows: the draft equals one with all rows."""
@@ -90,17 +83,6 @@ def test_a_prefix_shorter_than_what_a_window_forgot(cut: int) -> None:
     expected = KIND.cold(tiny("llama"), drafter, seq.tokens, 5).proposal
     assert got.ids == expected.ids
     assert got.probabilities == pytest.approx(expected.probabilities, rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["dspark", "dspark, no anchor"])
-@pytest.mark.parametrize("confidence", [True, False])
-def test_p_min_counts_confidences(kind: str, confidence: bool) -> None:
-    drafter, seq = draft(**KINDS[kind], confidence=confidence), SequenceState()
-    generate(opened(drafter), seq, prompt_tokens(40), 10, PARAMS)
-    found, block = block_of(drafter, 0, seq.tokens, 5)
-    assert (block.confidences is not None) == confidence
-    assert block.confidences != block.probabilities
-    assert list(found.probabilities) == (block.confidences or block.probabilities)
 
 
 # ---- PERM: each draft reads the next tokens from several rows

@@ -5,7 +5,6 @@ For tests of every draft that a model computes, see test_row_draft_acceptance.py
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,19 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.drafters import Draft
-from pyllama_spec.drafters.lookup_first import LookupFirst
 from pyllama_spec.drafters.model_drafter import ModelDrafter
 from pyllama_spec.drafters.small_model import SmallModel, VocabMap
 from pyllama_spec.engine import Batch
-from pyllama_spec.speculative import ProfitController, SequenceState, SpeculativeLoop
-from pyllama_spec.speculative.controller.base import ControllerLimits, DraftDecision, Span, Spent
-from pyllama_spec.speculative.controller.costs import RoundCosts
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import ask, target_context
 from tests.models import STATES, model_path, perm_continuation
 from tests.oracles import generate, prompt_tokens, sampled, tiny, tiny_context
 from tests.row_drafts import PATHS, ROW_DRAFTS, SUCCESSOR, Way, check_accepted
-from tests.tampering import interrupt_guess
 from tests.tiers import release_except
 
 ARCHS = ("qwen3moe", "gemma3", *STATES)
@@ -57,25 +51,6 @@ def memory_of(loop: SpeculativeLoop) -> Any:
     return drafter.memory_or_fail()
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
-def test_n_drafted_tokens_are_n_decodes(arch: str) -> None:
-    """Attention rereads no accepted token, and a recurrent state rereads one."""
-    loop, seq = loop_of("llama", draft_of(arch, seed=9)), SequenceState()
-    memory = memory_of(loop)
-    run = generate(loop, seq, prompt_tokens(21), 60, HOT)
-    asked = [i for i, step in enumerate(run.steps) if step.n_drafted]
-    assert memory.n_calls == sum(step.n_drafted for step in run.steps)
-    # The text up to the last draft, and the guesses, but for those that stayed in the memory.
-    n_text = 21 + sum(len(step.tokens) for step in run.steps[: asked[-1]])
-    n_guesses = sum(run.steps[i].n_drafted - 1 for i in asked)
-    guesses = [(run.steps[i].n_drafted - 1, run.steps[i].n_accepted) for i in asked[:-1]]
-    if arch == "llama":
-        n_stayed = sum(min(n_fed, n_accepted) for n_fed, n_accepted in guesses)
-    else:  # all of them or none
-        n_stayed = sum(n_fed for n_fed, n_accepted in guesses if n_accepted >= n_fed)
-    assert memory.n_read == n_text + n_guesses - n_stayed
-
-
 def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
     drafter = draft_of("llama", seed=9)
     loop, seq = loop_of("llama", drafter), SequenceState()
@@ -87,40 +62,6 @@ def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
     # A chat that goes on: its last answer is known.
     loop.prefill(seq, [*run.text, 4, 5])
     assert drafter.n_unread(0) <= len(run.steps[-1].tokens) + 3
-
-
-class Counted(ProfitController):
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[tuple[int, int]] = []
-
-    def catch_up(self, seq: int, n_tokens: int) -> None:
-        self.told.append((seq, n_tokens))
-        super().catch_up(seq, n_tokens)
-
-
-def test_the_reading_of_a_prompt_is_not_the_price_of_a_draft() -> None:
-    controller, drafter = Counted(), LookupFirst(draft_of("llama", seed=9), 5)
-    with target_context(tiny("llama"), drafter, n_rs_seq=10) as context:
-        loop = SpeculativeLoop(context, drafter, controller=controller)
-        seq = SequenceState()
-        generate(loop, seq, prompt_tokens(100), 30, HOT)
-        assert controller.told == [(0, 100)]
-        generate(loop, seq, [*seq.tokens, 3, 4], 30, HOT)
-        assert controller.told[1][1] < 40
-
-
-def test_the_first_draft_behind_a_prompt_teaches_no_price() -> None:
-    """The first call reads a hundred tokens and drafts one, so its time is no price of a draft."""
-    costs = RoundCosts()
-    costs.limits = ControllerLimits(4, is_stepwise=True)
-    span = Span(0, 0, max_draft=4)
-    span.decide(DraftDecision(4))
-    span.draft = Draft([1, 2], [0.5, 0.5])
-    span.verify(2)
-    for n_waiting, seconds in ((100, 9.0), (3, 0.002), (3, 0.002), (200, 8.0)):
-        costs.learn([span], Spent(seconds, 0.001), [n_waiting])
-    assert costs.draft(1, 2)[2] == pytest.approx(0.002)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen35"])
@@ -141,15 +82,6 @@ def test_a_window(arch: str, window: int) -> None:
 
 
 # ---- other vocabularies
-
-
-def test_padding_is_no_other_vocabulary() -> None:
-    small, target = tiny("llama", n_vocab=400, seed=9), tiny("llama")
-    assert VocabMap(target.vocab, small.vocab).is_identity
-    loop, seq = loop_of("llama", draft_of("llama", n_vocab=400, seed=9)), SequenceState()
-    run = generate(loop, seq, prompt_tokens(21), 40, HOT)
-    assert run.stats.reason_off is None
-    assert run.stats.drafted > 20
 
 
 @pytest.mark.parametrize("n_draft", [1, 2, 4, 7])
@@ -249,19 +181,3 @@ def test_a_draft_is_two_calls_of_the_engine(
         assert calls.count("decode") == len(calls) >= n
         assert at_once.ids == singly.ids
         assert at_once.probabilities == pytest.approx(singly.probabilities, rel=1e-6)
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
-@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("at", [1, 2, 3, 5])
-def test_a_signal_among_the_guesses_of_one_call(arch: str, at: int, is_before: bool) -> None:
-    loop, seq = loop_of(arch, draft_of(arch)), SequenceState()
-    interrupt_guess(memory_of(loop), at, is_before=is_before)
-    # A program that a shell began in the background is told to ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            generate(loop, seq, prompt_tokens(25), 40)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    check_accepted(generate(loop, seq, [*seq.tokens, 5, 6], 12))

@@ -251,28 +251,6 @@ def test_a_change_of_the_head_is_seen() -> None:
         assert is_same == (name == "plain"), name
 
 
-def test_logits_behind_a_call_that_wanted_none() -> None:
-    """Graphs of one size share the memory of their tensors; logits stay intact there."""
-    model, target = Model(head_path({})), tiny("llama")
-    info = model.info
-    rows = np.random.default_rng(3).standard_normal((4, info.n_embd_inp), dtype=np.float32)
-    found = []
-    for wanted in ((True,), (False, True), (False, False, True)):
-        with (
-            Context(target, n_ctx=64, n_threads=1) as beside,
-            Context(model, target=beside, n_ctx=64, n_threads=1) as head,
-        ):
-            for has_logits in wanted:
-                head.memory.clear()
-                batch = Batch(4, n_row=info.n_embd_inp)
-                batch.logits = has_logits
-                batch.extend([5, 6, 7, 8], 0, rows=[rows], output_all=True)
-                head.decode(batch)
-            found.append(np.stack([head.logits(i).copy() for i in range(4)]))
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
-
-
 # ---- drafts along a text
 
 DRAFTING: dict[str, dict[str, Any]] = {

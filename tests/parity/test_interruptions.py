@@ -13,10 +13,9 @@ import pytest
 
 from pyllama_spec.engine import Context
 from pyllama_spec.errors import EngineError
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop, StepSampler
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.oracles import (
     generate,
-    make_sampler,
     prompt_tokens,
     run_once,
     sampled,
@@ -57,27 +56,6 @@ def check_next_requests(
         assert run.tokens == expected.tokens
         assert drafter.history() == run.text, "the drafter knows the text, and nothing else"
         assert run.stats.reason_off is None
-
-
-class InterruptingSampler(StepSampler):
-    """Raises KeyboardInterrupt at the n-th draw, or in the n-th accept()."""
-
-    def __init__(self, context: Context, where: str, at: int) -> None:
-        self.inner = make_sampler(context.model, PARAMS, PROMPT)
-        self.where, self.n_calls_left = where, at
-
-    def _called(self, where: str) -> None:
-        self.n_calls_left -= where == self.where
-        if self.n_calls_left == 0 and where == self.where:
-            raise KeyboardInterrupt
-
-    def sample(self, context: Context, i: int) -> int:
-        self._called("sample")
-        return self.inner.sample(context, i)
-
-    def accept(self, token: int, *, generated: bool = True) -> None:
-        self.inner.accept(token, generated=generated)
-        self._called("accept")
 
 
 @contextmanager
@@ -130,19 +108,6 @@ def test_an_interrupt_in_the_drafter(arch: str, at: int, where: str, first: int)
         check_next_requests(context, loop, seq, first)
 
 
-@pytest.mark.parametrize("where", ["sample", "accept"])
-@pytest.mark.parametrize("at", [1, 2, 7])
-@each_arch
-def test_an_interrupt_in_the_sampler(arch: str, at: int, where: str) -> None:
-    with tiny_context(tiny(arch)) as context:
-        loop, seq = fresh_loop(context, Perfect(reference_of(context)))
-        loop.prefill(seq, PROMPT)
-        with pytest.raises(KeyboardInterrupt):
-            for _ in loop.generate(seq, InterruptingSampler(context, where, at), N_TOKENS):
-                pass
-        check_next_requests(context, loop, seq)
-
-
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 4])
 @each_arch
@@ -156,11 +121,3 @@ def test_a_failure_in_the_decode(arch: str, at: int, before: bool) -> None:
         ):
             generate(loop, seq, PROMPT, N_TOKENS, PARAMS)
         check_next_requests(context, loop, seq)
-
-
-def test_the_reason_is_that_of_the_request_itself() -> None:
-    with tiny_context(tiny("llama")) as context:
-        drafter = Interrupting(PROMPT, "read", 1, lambda: ValueError("broken"))
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        assert "broken" in str(generate(loop, seq, PROMPT, 1).stats.reason_off)
-        assert generate(loop, seq, PROMPT, 1).stats.reason_off is None

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec.engine import Batch, Context, Model
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests import models
 from tests.oracles import (
@@ -35,7 +34,7 @@ from tests.oracles import (
     tiny_context,
 )
 from tests.parity.numpy_model import TensorFile, forward
-from tests.scripted import FeatureSpy, Interrupting, Pattern
+from tests.scripted import FeatureSpy, Pattern
 from tests.tiers import release_except
 
 # Upstream taps llama, qwen3, qwen3moe, qwen35 and gpt-oss; the others are ours alone.
@@ -195,24 +194,6 @@ def test_the_input_of_layer_0_is_the_scaled_embedding(arch: str) -> None:
     )
 
 
-def test_the_number_of_rows_is_that_of_the_last_batch() -> None:
-    with tiny_context(tiny("qwen2"), target_layers=(2,)) as context:
-        assert context.layer_input(2).shape == (0, 64), "nothing was decoded"
-        at = 0
-        for n in (3, 1, 40, 2):
-            batch = Batch(n)
-            batch.extend(prompt_tokens(n), at, output_last=n > 1)
-            context.decode(batch)
-            assert context.layer_input(2).shape == (n, 64)
-            at += n
-        batch = Batch(1)
-        batch.add(400, at)
-        with pytest.raises(ArgumentError):
-            context.decode(batch)
-        # The refused batch left the rows of the last good one, or none, but no others.
-        assert context.layer_input(2).shape[0] in (0, 2)
-
-
 # ---- the rows that a drafter gets from the loop
 
 
@@ -247,16 +228,3 @@ def test_a_drafter_gets_the_rows_of_its_tokens(arch: str, n_ubatch: int) -> None
             check_spy(spy, model, run.text, (1, 4, 2))
             cut = (len(run.text), 60, 51, 30)[turn]
             prompt = run.text[:cut] + prompt_tokens(4, seed=turn)
-
-
-def test_rows_come_again_after_a_drafter_failed() -> None:
-    model = tiny("llama")
-    text = run_once(tiny_context(model), None, PROMPT, 30).text
-    with tiny_context(model, target_layers=(2,)) as context:
-        inner = Interrupting(text, "commit", 3, lambda: ValueError("broken"))
-        spy = FeatureSpy(inner, (2,))
-        loop, seq = SpeculativeLoop(context, spy, n_draft=3), SequenceState()
-        assert generate(loop, seq, PROMPT, 20).stats.reason_off is not None
-        run = generate(loop, seq, text[:-10], 10)
-        assert (run.text, run.stats.reason_off) == (text, None)
-        check_spy(spy, model, text, (2,))

@@ -6,21 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.drafters import (
-    Committed,
     Draft,
-    Drafter,
     DraftRequest,
     Eagle3,
     LookupFirst,
     PromptLookup,
-    SequenceErrors,
 )
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import ask, head, target_context
-from tests.models import model_path, perm_continuation, perm_next
+from tests.models import perm_continuation, perm_next
 from tests.oracles import forked, generate, prompt_tokens, sampled, tiny
 from tests.row_drafts import ROW_DRAFTS
 from tests.scripted import proposed, told
@@ -112,32 +107,3 @@ def test_copies_are_accepted_where_a_text_repeats() -> None:
     # The prompt's last token is the first of five that have to be the same.
     assert [step.n_accepted for step in run.steps] == [0, 0, 0, 0, *[4] * 4, 1]
     assert drafter.n_lookups == 5
-
-
-@pytest.mark.parametrize("is_named", [False, True], ids=["of all", "of one"])
-def test_a_copy_needs_no_head(is_named: bool) -> None:
-    """A failure of the head does not affect sequences that did not ask it."""
-
-    class Failing(Drafter):
-        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-            assert [request.seq for request in requests] == [1, 2]
-            if is_named:
-                raise SequenceErrors({1: ValueError("broken")}, {2: Draft([9])})
-            raise ValueError("broken")
-
-    drafter, texts = LookupFirst(Failing(), 2), [[1, 2, 3, 1, 2], [1, 2, 3], [4, 5, 6]]
-    drafter.commit([Committed(i, text, 0) for i, text in enumerate(texts)])
-    with pytest.raises(SequenceErrors, match="broken") as caught:
-        drafter.propose([DraftRequest(i, text, 2) for i, text in enumerate(texts)])
-    drafts = {seq: list(draft.ids) for seq, draft in caught.value.drafts.items()}
-    errors = {seq: type(error) for seq, error in caught.value.errors.items()}
-    if is_named:
-        assert (drafts, errors) == ({0: [3, 1], 2: [9]}, {1: ValueError})
-    else:
-        assert (drafts, errors) == ({0: [3, 1]}, {1: ValueError, 2: ValueError})
-
-
-@pytest.mark.parametrize("draft", [None, "none", "prompt-lookup", PromptLookup()])
-def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
-    with pytest.raises(ArgumentError):
-        Llama(model_path("llama"), draft=draft, lookup=5)

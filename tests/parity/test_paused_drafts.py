@@ -34,11 +34,6 @@ from tests.row_drafts import (
 ONE_HEAD = [name for name in READ_ROWS if name != "several heads"]
 each_one_head = pytest.mark.parametrize("name", [marked(name) for name in ONE_HEAD])
 
-# What reads texts of some hundred tokens several times.
-each_long = pytest.mark.parametrize(
-    "name", [marked(name, is_release=name != "eagle3") for name in ONE_HEAD]
-)
-
 
 class Switch(Controller):
     def __init__(self) -> None:
@@ -110,49 +105,6 @@ def test_all_is_accepted_after_a_pause(name: str, n_plain: int) -> None:
     assert run.steps[1].n_drafted == kind.n_perm
     assert memory.n_calls > n_calls
     assert not is_paused(memory)
-
-
-@each_long
-def test_it_begins_again_where_a_text_is_taken_back(name: str) -> None:
-    """At each position of a text, with its row kept or dropped; nothing is decoded twice."""
-    kind = ROW_DRAFTS[name]
-    loop, switch, memory = loop_of(kind, kind.perm())
-    seq = decode_plainly(loop, switch, kind, 290)
-    text = list(seq.tokens)
-    for n_keep in (290, 200, 20):
-        # At most the one token whose row is gone has to be decoded again.
-        assert memory.resume_at(seq.seq_id, n_keep) >= n_keep - 1
-        check_perfect(generate(loop, seq, kind.further(text[:n_keep], 2), 20))
-        seq = decode_plainly(loop, switch, kind, 290)
-
-
-@each_long
-def test_the_next_turn_reads_its_own_part_alone(name: str) -> None:
-    """The target decodes no dropped row again, even once the draft is used again."""
-    kind = ROW_DRAFTS[name]
-    loop, switch, memory = loop_of(kind, kind.perm())
-    seq = decode_plainly(loop, switch, kind, 300)
-    assert memory.of(seq.seq_id).first > 200
-    for is_on in (False, True):
-        n_known = len(seq.tokens) - 1
-        assert memory.resume_at(seq.seq_id, n_known) == n_known
-        switch.is_on = is_on
-        generate(loop, seq, kind.further(seq.tokens, 3), 40)
-
-
-@each_one_head
-def test_what_it_has_to_read_is_said(name: str) -> None:
-    """The controller learns how many tokens the draft has to read before it can draft."""
-    kind = ROW_DRAFTS[name]
-    drafter = kind.perm()
-    loop, switch, _ = loop_of(kind, drafter)
-    loop.prefill(SequenceState(), kind.perm_prompt(40))
-    assert drafter.n_unread(0) == 0  # one in use reads as ever
-    seq = decode_plainly(loop, switch, kind, 200)
-    loop.prefill(seq, kind.perm_prompt(40, seed=3))
-    assert 38 <= drafter.n_unread(0) <= 41
-    check_perfect(generate(loop, seq, kind.perm_prompt(40, seed=3), 20))
-    assert drafter.n_unread(0) <= 1 + kind.n_perm
 
 
 _PATHS = [

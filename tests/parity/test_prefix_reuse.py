@@ -15,7 +15,6 @@ from tests.oracles import (
     GREEDY,
     LoopRun,
     check_same_rows,
-    forked,
     generate,
     prompt_tokens,
     run_once,
@@ -186,29 +185,3 @@ def test_copies_are_not_taken_for_another_text(arch: str) -> None:
     session.request(run.text[:90], 9)
     for cut in (85, 70, 41, 40, 39, 20, 1):
         session.request([*run.text[:cut], 7], 9)
-
-
-@all_states
-@pytest.mark.parametrize("n_rs_seq", [10, 0], ids=["snapshots", "replay"])
-def test_both_ways_on_from_a_fork(arch: str, n_rs_seq: int) -> None:
-    """Right after a rollback in mid-text, both continue as if alone, with drafts."""
-    model = tiny(arch, output_scale=3.0)
-    prompt = prompt_tokens(30)
-
-    def opened() -> Context:
-        return Context(
-            model, n_ctx=512, n_batch=64, n_ubatch=32, n_seq_max=2, n_rs_seq=n_rs_seq, n_threads=1
-        )
-
-    with opened() as context, opened() as cold:
-        expected = run_once(cold, None, prompt, 20, GREEDY)
-        drafter = Pattern(expected.text, [3, 0, 8, 1])
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        assert generate(loop, seq, prompt, 20, GREEDY).tokens == expected.tokens
-        other = forked(loop, seq, 1)
-        for state, tail in ((other, [1, 2]), (seq, [3]), (other, [4, 5, 6])):
-            prompt = [*state.tokens, *tail]
-            cold.memory.clear()
-            want = run_once(cold, None, prompt, 12, GREEDY, keep_rows=True)
-            drafter.reference = want.text
-            check_same_rows(generate(loop, state, prompt, 12, GREEDY, keep_rows=True), want)

@@ -132,16 +132,6 @@ def test_prompts_that_begin_alike_and_come_at_once(arch: str, kind: str) -> None
     assert served.n_read <= 100 + n_again + 8 * (7 + 1)
 
 
-@pytest.mark.parametrize("swa_full", [True, False])
-def test_windows_that_have_forgotten_the_beginning(swa_full: bool) -> None:
-    served = server("gemma3", 2, swa_full=swa_full)
-    texts = [[*SYSTEM, *prompt_tokens(60, seed=i)] for i in range(3)]
-    for _ in range(2):
-        for i, text in enumerate(texts):
-            texts[i] = served.ask([*text, 5, 6], place=i % 2)
-        served.ask([*texts[0][:120], 9, 9], place=1)
-
-
 @pytest.mark.parametrize(("arch", "layer"), [("llama", 1), ("qwen35", 1), ("lfm2", 1)])
 def test_a_draft_model_has_every_token_accepted_after_copies(arch: str, layer: int) -> None:
     """PERM accepts nothing with a wrong row, or a row in a wrong place."""
@@ -201,37 +191,6 @@ def test_who_waits_goes_on_when_the_other_does_not(arch: str, end: str) -> None:
     assert arch in STATES or served.n_read - before == 3
 
 
-@pytest.mark.parametrize(
-    ("n_same", "n_held", "n_cached"), [(28, 60, 28), (8, 60, 8), (7, 60, 0), (11, 200, 11)]
-)
-def test_a_short_beginning_is_copied(n_same: int, n_held: int, n_cached: int) -> None:
-    """Short chats share the words of the template."""
-    served = server("llama", 2)
-    served.ask([*SYSTEM[:n_same], *prompt_tokens(n_held - n_same, seed=3)], place=1)
-    run = served.begin([*SYSTEM[:n_same], 250, *prompt_tokens(9, seed=4)], place=0)
-    assert run.n_cached == n_cached
-    served.finish([run])
-    served.check(run)
-
-
-def test_few_tokens_are_read_where_much_would_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyllama_spec.speculative.prefixes._COPIED_PART", 4)
-    served = server("llama", 2)
-    served.ask(SYSTEM, place=1)
-    assert served.begin([*SYSTEM[:20], 250, 3], place=0).n_cached == 0
-
-
-def test_nobody_waits_for_a_beginning_that_is_nearly_all_held() -> None:
-    served = server("llama", 2)
-    served.ask(SYSTEM[:90], place=1)
-    runs = [served.begin([*SYSTEM, i, i], place=i) for i in (0, 1)]
-    assert runs[1].n_cached >= 89
-    assert runs[1].waits_for is None
-    served.finish(runs)
-    for run in runs:
-        served.check(run)
-
-
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_the_store_keeps_within_its_bound(arch: str) -> None:
     whole = server(arch)
@@ -255,12 +214,3 @@ def test_the_store_keeps_within_its_bound(arch: str) -> None:
     for i in range(3):
         small.ask(prompt_tokens(80, seed=i))
     assert (len(small.store), small.store.n_bytes) == (0, 0)
-
-
-def test_a_longer_text_takes_the_place_of_what_it_begins_with() -> None:
-    served = server("llama")
-    text = prompt_tokens(60)
-    for i in range(4):
-        text = [*served.ask(text), 7]
-        served.ask(prompt_tokens(60, seed=90 + i))
-    assert len(served.store) == 1 + 3  # the text once, and each of those in between but the last

@@ -28,7 +28,7 @@ from pyllama_spec.drafters import (
 )
 from pyllama_spec.drafters.lookup_first import LookupFirst
 from pyllama_spec.drafters.small_model import SmallModel
-from pyllama_spec.engine import Batch, Distribution, Model, Sampler, SamplerParams
+from pyllama_spec.engine import Batch, Model, Sampler, SamplerParams
 from pyllama_spec.speculative import (
     Controller,
     RejectionSampling,
@@ -298,41 +298,6 @@ def test_a_seed_gives_the_same_text_again_alone_and_beside_others() -> None:
         assert finish(round_, runs) == alone
 
 
-def test_a_text_goes_on_where_it_was_saved() -> None:
-    """The state is saved in mid-text, and restored after another text on its sequence."""
-    model = tiny("markov", chances=TARGET_ROWS)
-    with markov_round() as round_:
-        expected = finish(round_, [start(model, 1, n=40)])[0]
-        for n_rounds in (2, 5, 9):
-            run = start(model, 1, n=40)
-            round_.begin(run)
-            for _ in range(n_rounds):
-                round_.step([run])
-            saved = round_.sequences.save(run.state)
-            finish(round_, [start(model, 2, n=20)])
-            round_.resume(run, saved, 0)
-            while not run.is_over:
-                round_.step([run])
-            assert run.state.tokens[2:] == expected
-            assert run.stats.acceptance == "distribution"
-
-
-def test_a_cancelled_text_leaves_nothing() -> None:
-    model = tiny("markov", chances=TARGET_ROWS)
-    with markov_round() as round_:
-        expected = finish(round_, [start(model, 1, n=40)])[0]
-        run = start(model, 5, n=40)
-        round_.begin(run)
-        for _ in range(4):
-            round_.step([run])
-        run.is_cancelled = True
-        round_.step([run])
-        assert run.error is not None
-        begun = run.state.tokens[2:]
-        assert finish(round_, [start(model, 1, n=40, seq=run.state)])[0] == expected
-        assert finish(round_, [start(model, 5, n=40, seq=run.state)])[0][: len(begun)] == begun
-
-
 # ---- through Llama, and where it is accepted exactly
 
 
@@ -369,20 +334,6 @@ def test_a_keyword_and_an_option() -> None:
         assert "".join(chunk["choices"][0]["text"] for chunk in pieces) == drawn
 
 
-def test_a_stream_that_is_left_and_a_context_that_is_full() -> None:
-    with llama(acceptance="distribution", n_ctx=24) as llm:
-        drawn, _ = said(llm, max_tokens=15)
-        stream: Any = llm.create_completion(
-            "aa", max_tokens=15, temperature=1.0, seed=7, stream=True
-        )
-        next(stream)
-        stream.close()
-        assert said(llm, max_tokens=15)[0] == drawn
-        shifted, stats = said(llm, max_tokens=60, context_shift=True)
-        assert len(shifted) == 60 and stats["acceptance"] == "distribution"
-        assert said(llm, max_tokens=60, context_shift=True)[0] == shifted
-
-
 def _same(_: Any, scores: Any) -> Any:
     return scores
 
@@ -417,27 +368,3 @@ def test_where_there_is_no_distribution_it_is_exact(
         assert text == said(plain, **options)[0]
         assert stats["acceptance"] == "exact" and why in stats["why_exact"]
         assert stats["drafted"] > 0 or draft
-
-
-class Drawing(Drafter):
-    """A user's own drafter, which draws from the table."""
-
-    name = "drawing"
-    max_draft = 3
-    draws_tokens = True
-
-    def propose_one(self, request: DraftRequest) -> Draft:
-        assert request.draws is not None
-        ids, drawn_from, last = [], [], request.tokens[-1]
-        for _ in range(request.n_requested):
-            q = Distribution(LETTERS, DRAFT_ROWS[LETTERS.index(last)])
-            last = q.draw(request.draws.uniform())
-            ids.append(last)
-            drawn_from.append(q)
-        return Draft(ids, distributions=drawn_from)
-
-
-def test_a_drafter_of_ones_own_draws() -> None:
-    texts, _, n_accepted = texts_of(Drawing(), 700)
-    assert misfit(texts) < 1.0
-    assert n_accepted > len(texts)

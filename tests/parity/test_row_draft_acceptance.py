@@ -17,12 +17,11 @@ from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest
 from pyllama_spec.engine import Batch
 from pyllama_spec.speculative import SequenceState
-from tests.oracles import GREEDY, cancel_at, generate, make_sampler
+from tests.oracles import cancel_at, generate
 from tests.row_drafts import (
     PATHS,
     READ_ROWS,
     ROW_DRAFTS,
-    AnyDrafter,
     RowDraft,
     Way,
     along_a_conversation,
@@ -143,71 +142,12 @@ def test_rejected_rows_cost_the_draft_nothing(name: str, monkeypatch: pytest.Mon
 
 
 @each_kind
-@pytest.mark.parametrize("n_steps", [0, 1, 3])
-def test_after_a_closed_stream(name: str, n_steps: int) -> None:
-    kind = ROW_DRAFTS[name]
-    loop, seq, prompt = kind.perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
-    loop.prefill(seq, prompt)
-    steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 60)
-    for _ in range(n_steps):
-        next(steps)
-    steps.close()  # type: ignore[attr-defined]
-    kind.check_perfect(generate(loop, seq, list(seq.tokens), 20))
-    kind.check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
-
-
-@each_kind
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_after_a_cancel(name: str, at: int) -> None:
     kind = ROW_DRAFTS[name]
     loop, seq, prompt = kind.perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
     cancel_at(loop, seq, prompt, at)
     kind.check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
-
-
-def fail_at(drafter: AnyDrafter, where: str, at: int) -> None:
-    """Lets the drafter fail at the at-th call of one kind from now on, and never again."""
-    n_left, propose, commit = at, drafter.propose, drafter.commit
-
-    def called(here: str) -> None:
-        nonlocal n_left
-        n_left -= here == where
-        if here == where and n_left == 0:
-            raise RuntimeError("injected")
-
-    def failing_propose(requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        drafts = propose(requests)
-        called("propose")
-        return drafts
-
-    def failing_commit(done: Sequence[Committed]) -> None:
-        is_read = done[0].first_row == done[0].start
-        if not is_read:
-            called("commit")
-        commit(done)
-        if is_read:
-            called("read")
-
-    drafter.propose = failing_propose  # type: ignore[method-assign]
-    drafter.commit = failing_commit  # type: ignore[method-assign]
-
-
-@each_kind
-@pytest.mark.parametrize("where", ["read", "propose", "commit"])
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_after_a_failure_of_the_drafter(name: str, where: str, at: int) -> None:
-    kind = ROW_DRAFTS[name]
-    drafter = kind.perm()
-    loop, seq = kind.perm_loop(drafter, n_ubatch=7, n_batch=64), SequenceState()
-    kind.check_perfect(generate(loop, seq, kind.perm_prompt(20, seed=3), 20))
-    fail_at(drafter, where, at)
-    run = generate(loop, seq, kind.perm_prompt(30), 40)
-    assert run.tokens == kind.text(run.prompt, 40)
-    assert run.stats.reason_off is not None
-    assert "injected" in run.stats.reason_off
-    assert isinstance(run.stats.reason_off_error, RuntimeError)
-    assert run.stats.drafted < 40
-    kind.check_perfect(generate(loop, seq, kind.further(run.text, 1), 20))
 
 
 @each_that_reads_rows
@@ -223,45 +163,10 @@ def test_a_window_shorter_than_the_text(name: str, window: int) -> None:
         assert last - first < window + drafter.max_draft
 
 
-@each_that_reads_rows
-@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
-def test_a_window_for_each_sequence(name: str, kv_unified: bool) -> None:
-    """Also if the target's sequences share a cache: the draft's windows are full at once."""
-    kind = ROW_DRAFTS[name]
-    loop = kind.perm_loop(kind.perm(n_ctx=250), n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
-    for seq in [SequenceState(i) for i in range(4)]:
-        prompt = kind.perm_prompt(400 + seq.seq_id, seed=seq.seq_id)
-        kind.check_perfect(generate(loop, seq, prompt, 30), kind.n_perm)
-
-
-@each_kind
-def test_until_the_context_is_full(name: str) -> None:
-    kind = ROW_DRAFTS[name]
-    loop = kind.perm_loop(kind.perm(), n_ctx=64)
-    run = generate(loop, SequenceState(), kind.perm_prompt(20), 500)
-    kind.check_perfect(run, kind.n_perm)
-    assert run.finish_reason == "length"
-    assert len(run.text) == 65  # the last token is known without being decoded
-
-
 def perm_llama(kind: RowDraft, **options: Any) -> Llama:
     """PERM with the draft, each of whose tokens is verified."""
     values = {"n_ctx": 512, "lookup": 0, "controller": "fixed", "n_threads": 1, **options}
     return Llama(kind.perm_target(), draft=kind.perm_draft(), **values)
-
-
-@each_kind
-def test_two_alternating_chats(name: str) -> None:
-    kind = ROW_DRAFTS[name]
-    with perm_llama(kind) as llm:
-        chats = [kind.perm_prompt(30, seed=1), kind.perm_prompt(41, seed=2)]
-        for _ in range(4):
-            for i, chat in enumerate(chats):
-                stats = llm.create_completion(chat, max_tokens=11, temperature=0)["speculation"]
-                assert stats["drafter"] == kind.drafter_name
-                assert stats["accepted"] == stats["drafted"] > 0
-                said = [*chat, *kind.text(chat, 11)]
-                chats[i] = kind.further(said, 4)
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,15 @@ The contract of every kind in tests/row_drafts.py. For DFlash alone see test_dfl
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import Draft, DraftRequest, SequenceErrors, model_drafter
-from pyllama_spec.engine import Context
-from pyllama_spec.errors import ArgumentError, OutOfMemoryError
+from pyllama_spec.drafters import Draft, DraftRequest
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import Proposal, damaged_states, proposal
+from tests.eagle3_tools import Proposal, proposal
 from tests.oracles import forked, generate, prompt_tokens, sampled
 from tests.row_drafts import (
     PLAIN,
@@ -170,22 +167,6 @@ def test_save_and_restore(name: str, variant: str, n_rounds: int) -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("at", [0, 10, 40, -1])
-def test_a_damaged_state_is_refused(name: str, at: int) -> None:
-    loop, seq = opened(name)
-    drafter: Any = loop.drafter._drafter
-    run = generate(loop, seq, prompt_tokens(20), 8, PARAMS)
-    states = damaged_states(drafter, at)
-    for bad in states:
-        with pytest.raises(ArgumentError):
-            drafter.restore(0, bad)
-    # Through the loop it is a reason to begin anew, and no failure of the next request.
-    loop.drafter.restore(0, states[0], len(run.text))
-    generate(loop, seq, [*run.text, 1], 10, PARAMS)
-    ROW_DRAFTS[name].check_says_the_same(loop, seq)
-
-
-@each_kind
 def test_a_state_of_another_draft_is_refused(name: str) -> None:
     kind = ROW_DRAFTS[name]
     loop, seq = opened(name)
@@ -197,21 +178,6 @@ def test_a_state_of_another_draft_is_refused(name: str) -> None:
         kind.loop(draft)
         with pytest.raises(ArgumentError, match=r"another draft|not a drafter's state"):
             draft.restore(0, state)
-
-
-@each_kind
-def test_a_state_is_that_of_the_draft_that_is_open(name: str, tmp_path: Path) -> None:
-    """Training replaces the file while the old draft is open."""
-    kind = ROW_DRAFTS[name]
-    path, other = tmp_path / "draft.gguf", tmp_path / "other.gguf"
-    shutil.copy(kind.random().model.path, path)
-    shutil.copy(kind.other().model.path, other)
-    loop = kind.loop(kind.open(path))
-    generate(loop, SequenceState(0), prompt_tokens(20), 8, PARAMS)
-    before = loop.drafter.save(0)
-    other.replace(path)
-    assert before is not None
-    assert loop.drafter.save(0) == before
 
 
 def several_texts(
@@ -275,31 +241,6 @@ def test_each_accepted_length(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @each_kind
-def test_what_fails_for_one_sequence_costs_the_others_no_draft(name: str) -> None:
-    drafter, seqs = several_texts(name)
-    n = ROW_DRAFTS[name].lengths[0]
-    requests = [DraftRequest(seq.seq_id, seq.tokens, n) for seq in seqs]
-    expected = [proposal(draft) for draft in drafter.propose(requests)]
-
-    told: list[float] = []
-
-    def stops_badly(p: float) -> bool:
-        told.append(p)
-        if len(told) == 2:
-            raise LookupError("cannot say")
-        return False
-
-    bad = requests[1]._replace(stop=stops_badly)
-    with pytest.raises(SequenceErrors) as caught:
-        drafter.propose([requests[0], bad, requests[2]])
-    assert {seq: type(e) for seq, e in caught.value.errors.items()} == {1: LookupError}
-    drafts = {seq: proposal(draft) for seq, draft in caught.value.drafts.items()}
-    assert drafts == {0: expected[0], 2: expected[2]}
-    # And it is none the worse for it.
-    assert [proposal(draft) for draft in drafter.propose(requests)] == expected
-
-
-@each_kind
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("at", release_except((1, 2, 3, 4, 9, 20), (2, 3, 9)))
 def test_an_interrupt_in_the_draft(name: str, at: int, is_before: bool) -> None:
@@ -328,38 +269,3 @@ def test_p_min_ends_a_draft_early(name: str) -> None:
     n_sure = next(i for i, p in enumerate(whole.probabilities) if p < limit)
     cut = kind.read(drafter, 0, seq.tokens, n).proposal
     assert (cut.ids, cut.probabilities) == (whole.ids[:n_sure], whole.probabilities[:n_sure])
-
-
-@each_kind
-def test_the_draft_of_a_path_is_closed_and_one_of_a_model_is_not(name: str) -> None:
-    kind = ROW_DRAFTS[name]
-    first = kind.random()
-    with first, kind.open(first.model) as second:
-        second.close()
-        assert not first.model.is_closed
-    assert first.is_closed
-    first.close()
-
-
-@each_kind
-def test_a_draft_that_could_not_be_opened_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is attached neither to the new target nor to the old one."""
-
-    def no_memory(*args: Any, **params: Any) -> Context:
-        raise OutOfMemoryError("none left")
-
-    kind = ROW_DRAFTS[name]
-    drafter = kind.random()
-    loop, other = kind.loop(drafter), kind.context(kind.target_for(drafter), drafter)
-    with monkeypatch.context() as patched:
-        patched.setattr(model_drafter, "Context", no_memory)
-        patched.setattr(model_drafter, "instance", lambda *args: None)
-        with pytest.raises(OutOfMemoryError):
-            drafter.attach(other)
-    assert drafter.context is None
-    for target in (other, loop.target):
-        drafter.attach(target)
-        context_of(drafter)
-    loop, seq = SpeculativeLoop(loop.target, drafter), SequenceState()
-    generate(loop, seq, prompt_tokens(20), 9, PARAMS)
-    kind.check_says_the_same(loop, seq)

@@ -5,9 +5,8 @@ As in test_rejection_sampling.py, the MARKOV model's texts have known probabilit
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,11 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, NoDrafter, SharedNoise
 from pyllama_spec.drafters.small_model import SmallModel
-from pyllama_spec.engine import Sampler
 from pyllama_spec.engine.sampler import shared_noise
-from pyllama_spec.speculative import Controller, Span
 from tests.models import model_path
-from tests.oracles import tiny
 from tests.parity import test_rejection_sampling
 from tests.parity.test_distribution import chi_square
-from tests.parity.test_rejection_sampling import LETTERS, PLAIN, TARGET_ROWS, A, misfit, small
+from tests.parity.test_rejection_sampling import PLAIN, TARGET_ROWS, misfit, small
 
 NOISE = replace(PLAIN, shared_noise=True)
 MASK = (1 << 64) - 1
@@ -173,45 +169,3 @@ def test_through_llama(options: dict[str, Any]) -> None:
             if draft == itself and not options.keys() & unknown:
                 assert told["accepted"] >= 0.5 * told["drafted"] > 0
     assert len(set(texts)) == 1
-
-
-def test_seeds_differ_and_a_copy_continues() -> None:
-    model = tiny("markov", chances=TARGET_ROWS)
-    row = np.full(model.info.n_vocab, -np.inf, np.float32)
-    row[list(LETTERS)] = np.log(TARGET_ROWS[0])
-    drawn: Counter[tuple[int, ...]] = Counter()
-    for seed in range(60):
-        sampler = Sampler(model, replace(NOISE, seed=seed))
-        tokens = []
-        for _ in range(6):
-            tokens.append(sampler.sample_row(row))
-            assert sampler.sample_row(row) == tokens[-1], "nothing was accepted in between"
-            sampler.accept(tokens[-1])
-        assert sampler.place == 6
-        with closing(sampler.clone()) as other:
-            assert other.place == 6
-            assert other.sample_row(row) == sampler.sample_row(row)
-        with closing(Sampler(model, replace(NOISE, seed=seed))) as again:
-            again.accept(A, generated=False)
-            assert again.sample_row(row) == tokens[0], "a prompt's tokens are not counted"
-        drawn[tuple(tokens)] += 1
-        sampler.close()
-    assert len(drawn) > 50
-
-
-class Two(Controller):
-    name = "two"
-
-    def verify_lengths(self, spans: Sequence[Span]) -> list[int]:
-        return [min(len(span.draft.ids), 2) for span in spans]
-
-
-def test_what_the_noise_drew_need_not_be_verified() -> None:
-    """The controller may cut such drafts, unlike those of rejection sampling."""
-    with Llama(
-        model_path("llama"), draft=model_path("llama"), n_ctx=256, n_threads=1, controller=Two(),
-        acceptance="noise",
-    ) as llm:  # fmt: skip
-        told = answer(llm)["speculation"]
-    assert told["proposed"] > told["drafted"] > 0
-    assert told["accepted"] >= 0.5 * told["drafted"]

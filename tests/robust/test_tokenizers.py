@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-import signal
-import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +13,6 @@ from pyllama_spec.errors import ArgumentError, ModelLoadError
 from tests.fuzz import runner
 from tests.fuzz.architectures import tokenizer
 from tests.fuzz.gguf_bytes import GgufFile, Value
-from tests.models import EOS, model_path
 
 _SOURCE = Path(__file__).parents[2] / "vendor" / "llama.cpp" / "src" / "llama-vocab.cpp"
 # Every name that the engine knows for a way to cut a text into words.
@@ -62,25 +57,6 @@ def test_an_expression_that_looks_ahead_to_the_end_of_a_stretch_is_bounded(tmp_p
     ending = runner.run(partial(_tokenize, path, "1" * 40_000), cpu_limit_s=60)
     assert ending.kind == "EngineError", ending
     assert "takes far longer" in str(ending), ending
-
-
-def test_ctrl_c_in_a_long_stretch_is_not_lost(tmp_path: Path) -> None:
-    """The pre-tokenizer cannot be interrupted; the KeyboardInterrupt comes when it ends."""
-    vocab = Model(_vocabulary(tmp_path / "v.gguf"), vocab_only=True).vocab
-    text = "a" * 900_000
-    vocab.tokenize(text)
-    # Its own time, which another run needs at least: the clock's may have been another program's.
-    start = time.thread_time()
-    vocab.tokenize(text)
-    whole_s = time.thread_time() - start
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        threading.Timer(whole_s / 4, lambda: signal.raise_signal(signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            vocab.tokenize(text)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert vocab.tokenize("a")
 
 
 def test_a_stretch_has_its_bound(tmp_path: Path) -> None:
@@ -134,25 +110,3 @@ def test_a_replacement_that_grows_without_end(tmp_path: Path) -> None:
     path = _vocabulary(tmp_path / "v.gguf", "t5", precompiled_charsmap=Value("[u8]", charsmap))
     with pytest.raises(ModelLoadError, match="precompiled_charsmap"):
         Model(path, vocab_only=True)
-
-
-def test_control_tokens_take_no_square_of_their_number() -> None:
-    vocab = Model(model_path("llama"), vocab_only=True).vocab
-    name = vocab.piece(EOS, special=True).decode()
-    one = vocab.tokenize("ab", add_special=False)
-    for text, ids in (("", []), ("ab", one), (name, [EOS])):
-        assert vocab.tokenize(text, add_special=False, parse_special=True) == ids
-    for pieces in itertools.product((name, "ab"), repeat=5):
-        found = vocab.tokenize("".join(pieces), add_special=False, parse_special=True)
-        expected: list[int] = []
-        for key, group in itertools.groupby(pieces):
-            n = len([*group])
-            expected += [EOS] * n if key == name else vocab.tokenize("ab" * n, add_special=False)
-        assert found == expected
-    seconds = []
-    for n in (20_000, 80_000):
-        begun = time.thread_time()
-        found = vocab.tokenize((name + "ab") * n, add_special=False, parse_special=True)
-        seconds.append(time.thread_time() - begun)
-        assert found == [EOS, *one] * n
-    assert seconds[1] < 8 * seconds[0], "four times the text, 16 times the work before"

@@ -168,28 +168,6 @@ def test_close_does_not_wait_for_a_server_that_hangs(server: Server, what: str) 
     server.process.send_signal(signal.SIGCONT)
 
 
-def test_close_of_a_model_leaves_another_one_that_its_callback_uses(server: Server) -> None:
-    """The other one waits for a server that is slow, and does not give it up."""
-    with opened(server.address) as other, Llama(str(model_path("perm")), n_ctx=64) as llm:
-        other("the cat", max_tokens=2)
-        has_begun = threading.Event()
-
-        def stops(ids: Any, scores: Any) -> bool:
-            server.process.send_signal(signal.SIGSTOP)
-            threading.Timer(2, server.process.send_signal, [signal.SIGCONT]).start()
-            has_begun.set()
-            other("another one", max_tokens=2)
-            return False
-
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(llm, "the cat", max_tokens=9, stopping_criteria=stops)
-            assert has_begun.wait(30)
-            llm.close()
-            with pytest.raises(ClosedError):
-                asked.result(30)
-        other("one more", max_tokens=2)
-
-
 @contextlib.contextmanager
 def interrupted(after_s: float) -> Iterator[None]:
     """Sends Ctrl-C after a delay; it has to be handled within about a second."""

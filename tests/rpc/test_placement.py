@@ -78,13 +78,6 @@ def test_perm_is_accepted_whole(
         check_whole(llm)
 
 
-def test_a_choice_of_devices(servers: tuple[Server, Server]) -> None:
-    one, other = (server.address for server in servers)
-    with opened(one, other, devices=[f"RPC0[{other}]"]) as llm:
-        assert llm.model.placement == {f"RPC0[{other}]": 5}
-        check_whole(llm)
-
-
 def test_a_remote_head_of_a_local_target(servers: tuple[Server, Server]) -> None:
     from pyllama_spec.drafters import Eagle3
 
@@ -95,23 +88,6 @@ def test_a_remote_head_of_a_local_target(servers: tuple[Server, Server]) -> None
     ) as llm:  # fmt: skip
         assert llm.model.placement == {"CPU": 5}
         check_whole(llm)
-
-
-def test_two_models_at_once(servers: tuple[Server, Server]) -> None:
-    """On one server, on another one, and beside a local one; each may be closed first."""
-    one, other = (server.address for server in servers)
-    with opened(one) as a, opened(other) as b, Llama(
-        str(model_path("perm")), n_gpu_layers=0, n_ctx=256
-    ) as local:  # fmt: skip
-        assert local.model.placement == {"CPU": 5}
-        third = opened(one)
-        for llm in (a, b, third, local, a, b):
-            text = llm(PERM_PROMPT, max_tokens=5, temperature=0.0)["choices"][0]["text"]
-            assert text == local(PERM_PROMPT, max_tokens=5, temperature=0.0)["choices"][0]["text"]
-        # Freeing what it had there makes the server forget the graphs of all.
-        third.close()
-        check_whole(a)
-        check_whole(b)
 
 
 def test_rows_are_those_of_the_cpu(servers: tuple[Server, Server], tmp_path: Path) -> None:

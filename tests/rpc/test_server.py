@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec import RemoteError
 from pyllama_spec.engine import RpcServer
 from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
@@ -41,18 +37,6 @@ def test_it_ends_in_peace(how: signal.Signals) -> None:
             assert server.stop(how) == (0, "")
 
 
-def test_a_signal_before_the_thread_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a signal comes before a client's thread is started, close() does not wait for it."""
-
-    def interrupted(self: threading.Thread) -> None:
-        raise KeyboardInterrupt
-
-    with RpcServer(port=0) as server, socket.create_connection((server.host, server.port)):
-        monkeypatch.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            server.serve()
-
-
 def test_a_port_in_use() -> None:
     with Server() as server:
         command = [*_COMMAND, "rpc-server", "--port", str(server.port)]
@@ -64,50 +48,6 @@ def test_a_port_in_use() -> None:
 def _talk(address: str) -> None:
     with opened(address) as llm:
         llm(PERM_PROMPT, max_tokens=2)
-
-
-def test_places_of_clients() -> None:
-    """Sixteen that have greeted keep their places, even if silent; one that does not has none."""
-    with Server("--timeout", "1") as server, contextlib.ExitStack() as held:
-
-        def connected() -> socket.socket:
-            address = ("127.0.0.1", server.port)
-            return held.enter_context(socket.create_connection(address, timeout=20))
-
-        silent = [connected() for _ in range(16)]
-        silent[0].sendall(_HELLO[:5])  # nor does half a word help
-        for one in silent:
-            with contextlib.suppress(ConnectionResetError):  # of the one that said half a word
-                assert one.recv(1) == b""
-        clients = [connected() for _ in range(16)]
-        for one in clients:
-            one.sendall(_HELLO)
-            assert one.recv(1) == b"\x1c"  # of the length of the answer
-        time.sleep(2.5)  # over two timeouts: between messages there is none
-        with pytest.raises(RemoteError, match="it closed the connection"):
-            _talk(server.address)
-        clients[0].close()
-        until = time.monotonic() + 20  # the server sees it in its own time
-        while time.monotonic() < until:
-            with contextlib.suppress(RemoteError):
-                return _talk(server.address)
-        pytest.fail("the place of a client that left is not given to another")
-
-
-def test_half_a_message() -> None:
-    """An announced graph of four gigabytes that does not come takes no memory and no place."""
-    with Server("--timeout", "1") as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
-            client.sendall(_HELLO + bytes([10]) + struct.pack("<Q", 2**32) + bytes(100))
-            time.sleep(0.5)
-            usage = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
-            assert int(usage) * resource.getpagesize() < 2**30
-            begin = time.monotonic()
-            with contextlib.suppress(ConnectionResetError):
-                while client.recv(4096):
-                    pass
-            assert time.monotonic() - begin < 10
-        _talk(server.address)
 
 
 def test_in_a_process_of_ones_own() -> None:
@@ -126,7 +66,7 @@ def test_in_a_process_of_ones_own() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"port": 70000}, {"host": "no-such-host.invalid"}, {"host": ""}, {"timeout": 0},
+        {"port": 70000}, {"host": "no-such-host.invalid"}, {"host": ""},
         {"devices": ["no such"]}, {"devices": ["CPU", "CPU"]},
     ],
 )  # fmt: skip
@@ -153,17 +93,12 @@ def test_clients_that_lie() -> None:
         for attack in _ATTACKS:
             with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
                 client.sendall(attack)
-                client.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(ConnectionResetError):
+                with contextlib.suppress(OSError):  # it may have hung up already
+                    client.shutdown(socket.SHUT_WR)
                     while client.recv(4096):
                         pass
             assert server.process.poll() is None, attack
         _talk(server.address)
-
-
-def _tensor(buffer: int, data: int, ne: tuple[int, ...], nb: tuple[int, ...]) -> bytes:
-    """A tensor of F32 as a message has it."""
-    return struct.pack("<QIQ8I", 1, 0, buffer, *ne, *nb) + bytes(168) + struct.pack("<Q68x", data)
 
 
 def _ask(client: socket.socket, command: int, data: bytes) -> bytes:
@@ -173,21 +108,6 @@ def _ask(client: socket.socket, command: int, data: bytes) -> bytes:
         if head := source.read(8):
             return source.read(int.from_bytes(head, "little")) or b""
     return b""
-
-
-def test_a_tensor_whose_size_wraps_around() -> None:
-    """2 ** 64 elements overflow to 0, which would fit every buffer."""
-    with Server() as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
-            assert len(_ask(client, 14, bytes(24))) == 28
-            buffer = struct.unpack("<QQ", _ask(client, 0, struct.pack("<IQ", 0, 4096)))[0]
-            base = struct.unpack("<Q", _ask(client, 3, struct.pack("<Q", buffer)))[0]
-            good = _tensor(buffer, base, (1, 1, 1, 1), (4, 4, 4, 4))
-            assert _ask(client, 9, good + good) == b"\1"
-            bad = _tensor(buffer, base - 8, (2**31, 2**31, 4, 1), (0, 0, 0, 0))
-            assert _ask(client, 9, bad + good) == b""
-        assert server.process.poll() is None
-        _talk(server.address)
 
 
 def test_no_listening_for_another_server() -> None:

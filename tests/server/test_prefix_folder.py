@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError, Llama
-from pyllama_spec.engine.framing import HEADER_BYTES
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama_cpp import LlamaDiskCache
 from pyllama_spec.server.prefix_folder import PrefixFolder
@@ -82,7 +80,7 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "header", "length", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "header", "empty", "foreign"])
 def test_what_is_damaged_is_thrown_away(tmp_path: Path, damage: str) -> None:
     ((text, _),) = one_run(tmp_path, [LONG])
     (file,) = tmp_path.iterdir()
@@ -90,11 +88,9 @@ def test_what_is_damaged_is_thrown_away(tmp_path: Path, damage: str) -> None:
     if damage == "cut":
         data = data[:-100]
     elif damage == "changed":
-        data[-50] ^= 1
+        data[len(data) // 2] ^= 1
     elif damage == "header":
-        data[20] ^= 0xFF
-    elif damage == "length":
-        data[HEADER_BYTES : HEADER_BYTES + 4] = struct.pack("<I", (1 << 32) - 1)
+        data[45] ^= 0xFF
     elif damage == "empty":
         data = bytearray()
     else:

@@ -50,17 +50,17 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     ),
     "by a variable": (chatml("{% set x %}<{{ message.content }}>{% endset %}{{ x }}"), "all"),
     "json": (chatml("{{ message | tojson }}"), "all"),
-    "json in ASCII": (chatml("{{ message | tojson(ensure_ascii=true, indent=2) }}"), "all"),
-    "lower case": (chatml("{{ message.content | lower }}"), "messages"),
+    "json in ASCII": (chatml("{{ message | tojson(ensure_ascii=true, indent=2) }}"), "nothing"),
+    "lower case": (chatml("{{ message.content | lower }}"), "signs"),
     "lower case, cut": (chatml("{{ (message.content | lower)[:30] }}"), "nothing"),
-    "upper case": (chatml("{{ message.content.upper() }}"), "messages"),
+    "upper case": (chatml("{{ message.content.upper() }}"), "signs"),
     "by lines": (
         chatml("{% for line in message.content.split('\\n') %}> {{ line }}\n{% endfor %}"),
-        "messages",
+        "signs",
     ),
     "by words": (chatml("{{ message.content.split() | join(' ') }}"), "all"),
     "thinking cut off": (chatml("{{ message.content.split('</think>')[-1] }}"), "all"),
-    "replaced": (chatml("{{ message.content | replace('Hi', 'Hello') }}"), "messages"),
+    "replaced": (chatml("{{ message.content | replace('Hi', 'Hello') }}"), "signs"),
     "unescaped": (chatml("{{ message.content | replace('&lt;', '<') }}"), "all"),
     "joined from pieces": (chatml("{{ message.content | replace('#', '') }}"), "all"),
     "without system messages": (
@@ -242,10 +242,10 @@ def test_what_cannot_be_followed_stays_as_it_is_while_nobody_forges(vocab: Vocab
     chat = render(source, "if (a_1 < b || c > d) { return [e, f]; }", "Thanks")
     assert chat.located == "nothing"
     assert controls(chat.tokenize(vocab)) == [IM_START, IM_END] * 2 + [IM_START]
-    # A name in full: the template's own are text as well, and a warning says that.
+    # All characters of a name: the template's own are text as well, and a warning says that.
     evil = render(source, EVIL, "Thanks")
     assert evil.located == "nothing"
-    with pytest.warns(UserWarning, match=r"<\|im_end\|>, <\|im_start\|> become text"):
+    with pytest.warns(UserWarning, match="become text"):
         assert controls(evil.tokenize(vocab)) == []
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import QUICK, RELEASE, TIERS
-from tools.release_check import RECORD, ROWS, read
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 GATE = ("test", "test-train", "test-wheel")
-# The same tests once more, with a device to be seen.
-DEVICES = ("vulkan", "cuda")
+# Of `make release-check`, without the same tests once more where a device is to be seen.
+ROWS = "test-release test-pythons test-coexistence test-page"
 _GIVEN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTEST_ARGS")
 FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py"))
 
@@ -53,9 +52,10 @@ def _lies_in(path: str, place: str) -> bool:
 @pytest.fixture(scope="module")
 def commands() -> dict[str, list[list[str]]]:
     """The commands of the gate, of the quick tests, and of a release."""
-    rows = (row.target for name, row in ROWS.items() if name not in DEVICES)
+    assert f"\nROWS ?= {ROWS} " in (ROOT / "Makefile").read_text(encoding="utf-8")
     return {
-        "gate": selections(*GATE), "quick": selections("check"), "release": selections(*rows),
+        "gate": selections(*GATE), "quick": selections("check"),
+        "release": selections("release-check", f"ROWS={ROWS}"),
     }  # fmt: skip
 
 
@@ -74,10 +74,3 @@ def test_each_test_is_taken_by_one_command(commands: dict[str, list[list[str]]],
     assert {file.partition("/")[0] for file in FILES} - {x.partition("/")[0] for x in quick} == {
         "browser", "gpu", "train", "wheel",
     }  # fmt: skip
-
-
-def test_the_record_of_the_release_check_is_of_its_rows() -> None:
-    assert set(read(RECORD)) <= set(ROWS)
-    assert len({row.target for row in ROWS.values()}) == len(ROWS)
-    for row in ROWS.values():
-        assert all((ROOT / name).exists() for name in row.sources), row

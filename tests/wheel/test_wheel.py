@@ -117,7 +117,7 @@ def test_generates_in_a_clean_environment(installed: Environment) -> None:
 def test_an_extra_brings_its_packages_and_leaves_the_engine_alone(
     wheel: Path, tmp_path: Path
 ) -> None:
-    """`pip install ".[llguidance]"` would compile it again; by the package's name pip keeps it."""
+    """`pip install ".[convert]"` would compile it again; by the package's name pip keeps it."""
     environment = Environment.make(tmp_path / "extra")
     environment.install(wheel)
     code = (
@@ -125,9 +125,9 @@ def test_an_extra_brings_its_packages_and_leaves_the_engine_alone(
         "print(*sorted((p.name, p.stat().st_mtime_ns) for p in folder.glob('*.so')))"
     )
     before = environment.run("-c", code).stdout
-    environment.install("pyllama_spec[llguidance]")
+    environment.install("pyllama_spec[convert]")
     assert environment.run("-c", code).stdout == before != ""
-    environment.run("-c", "import llguidance")
+    environment.run("-c", "import gguf")
 
 
 def test_command_line_in_a_clean_environment(installed: Environment) -> None:

@@ -145,8 +145,9 @@ class Store(Memory):
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
                 self._is_made = True
-        info = self.path.stat()
-        if not stat.S_ISREG(info.st_mode):
+        # SQLite opens the journal that a killed writer left, and would wait at a pipe.
+        info, journal = self.path.stat(), Path(f"{self.path}-journal")
+        if not stat.S_ISREG(info.st_mode) or (journal.exists() and not journal.is_file()):
             raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
         if not os.access(self.path, os.R_OK):
             raise PermissionError(13, "Permission denied")

@@ -1,17 +1,21 @@
-"""Grammar rules for objects: the listed properties in order, then others."""
+"""Grammar rules for arrays and objects: what is listed comes first, in order, then others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
 from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, those
-from pyllama_spec.schema.formulas import Count, Fits, Names, PartFits, Present, Properties
 from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
+from pyllama_spec.schema.keywords import Count, Fits, Items, Names, Present, Properties
 from pyllama_spec.schema.languages import Lang, listing, meet, negated
 from pyllama_spec.schema.limits import TooLargeError, cannot
 from pyllama_spec.schema.texts import Texts
+
+_MAX_PLACES = 2000
+_END = Literal("]")
+
 
 _MAX_PATTERNS = 5
 # So many that may be left out are ways of one rule: as a chain they would be a call within a call.
@@ -26,8 +30,8 @@ class _Property(NamedTuple):
     is_needed: bool
 
 
-class Objects:
-    """Makes the grammar rules of objects."""
+class Containers:
+    """Makes the grammar rules of arrays and objects."""
 
     def __init__(
         self, expansion: Expansion, grammar: Grammar, texts: Texts, rule_of: Callable[[Node], str]
@@ -35,19 +39,65 @@ class Objects:
         self._expansion, self._grammar, self._texts = expansion, grammar, texts
         self._rule_of = rule_of
 
-    def alternatives(self, case: Case) -> list[Alternative]:
+    def arrays(self, case: Case) -> list[Alternative]:
+        """The rules of a case's arrays."""
+        if not case:
+            return [(Rule("array"),)]
+        low, high = bounds(case)
+        n_first = max((len(one.first) for one in those(case, Items)), default=0)
+        if high is None and any(one.first and one.rest is None for one in those(case, Items)):
+            # Places without a subschema stay empty, unless more items are required.
+            high = n_first if low <= n_first else None
+        if n_first > _MAX_PLACES:
+            raise TooLargeError(f"it has more than {_MAX_PLACES:,} places")
+        if high is not None and low > high:
+            return []
+        return [(Literal("["), Rule(self._plain(case, low, high, n_first)))]
+
+    def _start(self, n: int) -> list[Item]:
+        return [self._texts.comma] if n else []
+
+    def _item(self, case: Case, place: int) -> Rule:
+        return Rule(self._rule_of(self._expansion.item_node(case, place)))
+
+    def _plain(self, case: Case, low: int, high: int | None, n_first: int) -> str:
+        grammar = self._grammar
+        end = n_first if high is None else min(n_first, high)
+        ways: list[list[Item]] = []
+        if high is None or high > n_first:
+            item = self._item(case, n_first)
+            more = grammar.add("more", [[self._texts.comma, item]])
+            least, most = max(low - n_first, 0), None if high is None else high - n_first
+            if n_first:
+                ways = [[*grammar.times(more, least, most), _END]]
+            else:
+                rest = grammar.times(more, max(least - 1, 0), None if most is None else most - 1)
+                ways = [[item, *rest, _END]]
+                if low == 0:
+                    ways.append([_END])
+        elif end >= low:
+            ways = [[_END]]
+        later = grammar.add("items", ways)
+        for place in reversed(range(end)):
+            ways = [[*self._start(place), self._item(case, place), Rule(later)]]
+            if place >= low:
+                ways.append([_END])
+            later = grammar.add("items", ways)
+        return later
+
+    def objects(self, case: Case) -> list[Alternative]:
         """The rules of a case's objects."""
         low, high = bounds(case)
-        names = list(dict.fromkeys(self._names(case)))
-        needed = {one.name for one in those(case, Present) if one.is_one}
-        absent = {one.name for one in those(case, Present) if not one.is_one}
-        if not names and not absent and not case:
+        if not case:
             return [(Rule("object"),)]
+        needed = {one.name for one in those(case, Present)}
+        named = [name for one in those(case, Properties) for name, _ in one.named]
+        names = list(dict.fromkeys([*named, *(one.name for one in those(case, Present))]))
         is_short = not names or low > len(names)
-        others = self._others(case, {*names, *absent}, is_short)
+        others = self._others(case, set(names), is_short)
         properties = []
         for name in names:
-            if name in absent or not self._expansion.allows_name(case, name):
+            if not self._expansion.allows_name(case, name):
                 if name in needed:
                     return []
                 continue
@@ -61,17 +111,6 @@ class Objects:
                 "list the names in properties",
             )  # fmt: skip
         return [(Literal("{"), Rule(self._chain(properties, others, low, high)))]
-
-    @staticmethod
-    def _names(case: Case) -> Iterator[str]:
-        for one in case:
-            if isinstance(one, Properties):
-                yield from (name for name, _ in one.named)
-        for one in case:
-            if isinstance(one, PartFits):
-                yield str(one.part)
-            elif isinstance(one, Present) and one.is_one:
-                yield one.name
 
     def _chain(
         self, properties: list[_Property], others: str | None, low: int, high: int | None
