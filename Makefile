@@ -13,7 +13,8 @@ else
 $(error ENGINE=$(ENGINE) is neither editable nor wheel)
 endif
 # Whose wheel `make wheel` makes. MACHINE=aarch64: for ARM64, on another machine; on Debian: apt-get install
-# g++-aarch64-linux-gnu. BACKEND=cu130, with CUDA 13.0's toolkit, or vulkan: 0.1.0+cu130, for an index of its own (wheel-index).
+# g++-aarch64-linux-gnu. MACHINE=windows: g++-mingw-w64-x86-64. BACKEND=cu130, with CUDA 13.0's toolkit, or vulkan:
+# 0.1.0+cu130, for an index of its own (wheel-index).
 MACHINE ?= $(shell uname -m)
 BACKEND ?=
 CROSS   = $(filter-out $(shell uname -m),$(MACHINE))
@@ -41,7 +42,7 @@ export CCACHE_BASEDIR   ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 endif
 
-.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 device-tests build-cuda fuzz sanitize release-check quality style wheel wheel-index bench docs docs-build docs-pages clean
+.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 test-windows device-tests build-cuda fuzz sanitize release-check quality style wheel wheel-index bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -68,7 +69,7 @@ test-wheel: $(STAMP) $(VENV)/.test wheel
 	$(WHEEL_TESTS) tests/wheel $(GATE) $(PYTEST_ARGS)
 
 # All that the gate leaves out, in hours, on the wheel: a failing row does not stop the others.
-ROWS ?= test-release test-pythons test-coexistence test-page fuzz test-vulkan test-arm64 build-cuda
+ROWS ?= test-release test-pythons test-coexistence test-page fuzz test-vulkan test-arm64 test-windows build-cuda
 release-check:
 	$(MAKE) -k ENGINE=wheel $(ROWS)
 
@@ -137,6 +138,32 @@ test-arm64: $(STAMP) $(VENV)/.test $(ARM64_MODELS)
 	done
 	build/arm64/python -m pytest $(ARM64_TESTS) $(QUICK) $(PYTEST_ARGS)
 
+# The wheel for Windows in Wine, with a Python from the package index: the project's own tests of rows, files and faces, stores
+# that are killed, and SmolLM2's texts beside Linux's. On Debian: apt-get install g++-mingw-w64-x86-64 wine wine64
+WINDOWS = build/windows
+WINDOWS_MODELS = $(foreach type,Q4_0 Q4_K_M BF16,models/SmolLM2-135M-Instruct.$(type).gguf)
+WINDOWS_TESTS ?= tests/windows tests/rpc/test_placement.py tests/unit/test_files.py tests/unit/test_options.py \
+    $(addprefix tests/drafters/,test_suffix_store.py test_suffix_store_upkeep.py) \
+    $(addprefix tests/engine/,test_chain.py test_load_errors.py test_memory.py test_room.py test_vocab.py) \
+    $(addprefix tests/faces/,test_cli.py test_llama_completion.py test_llama_stream.py test_states.py) \
+    $(addprefix tests/parity/,test_equal_rows.py test_many_sequences.py test_same_text.py test_state_rounds.py) \
+    $(addprefix tests/server/,test_dialect_clients.py test_endpoints.py test_prefix_folder.py)
+WINDOWS_KILLS = tests/drafters/test_suffix_store_kills.py
+WINE = $(BIN)/python -m tests.windows.wine run $(WINDOWS)
+test-windows: $(STAMP) $(VENV)/.test $(WINDOWS_MODELS)
+	@for program in x86_64-w64-mingw32-g++-posix wine; do command -v $$program >/dev/null || \
+	    { echo "$$program is missing: apt-get install g++-mingw-w64-x86-64 wine wine64"; exit 1; }; done
+	$(MAKE) wheel
+	$(MAKE) wheel MACHINE=windows
+	$(BIN)/python -m tests.windows.wine prepare $(WINDOWS) dist-windows/*.whl
+	$(PIP) install --upgrade --target $(WINDOWS)/linux dist/*.whl
+	cd $(WINDOWS)/checkout && PYTHONPATH=../linux PYLLAMA_SPEC_LEVEL=avx2 \
+	    $(PYTHON) -m tests.windows.texts linux.json $(WINDOWS_MODELS)
+	$(WINE) -m tests.windows.texts windows.json $(WINDOWS_MODELS)
+	cmp $(WINDOWS)/checkout/linux.json $(WINDOWS)/checkout/windows.json
+	$(WINE) -m pytest $(WINDOWS_TESTS) -m "not slow and not release and not posix" -q $(PYTEST_ARGS)
+	$(WINE) -m pytest $(WINDOWS_KILLS) -q $(PYTEST_ARGS)
+
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
 # FUZZ_SECONDS are for each of the three targets. What crashes is left in build/fuzz-corpus.
 FUZZ_SECONDS ?= 60
@@ -183,7 +210,14 @@ style: $(VENV)/.quality
 # at a fixed place for a compiler cache; the CMake tree stays for the tests that link with the engine's libraries.
 # On Linux it runs with glibc 2.28 and newer ones, whichever the builder has.
 wheel: $(DIST)/.made
-ifeq ($(shell uname -s),Linux)
+ifeq ($(MACHINE),windows)
+SYSROOT = build/windows/python
+WHEEL_FLAGS = CMAKE_TOOLCHAIN_FILE=$(abspath tools/windows.cmake)
+WHEEL_TAG = $(BIN)/python -m wheel tags --remove --platform-tag win_amd64 $(DIST)/*.whl
+$(SYSROOT): tools/windows_python.py | $(VENV)/.build-tools
+	$(BIN)/python -m tools.windows_python $@
+	@touch $@
+else ifeq ($(shell uname -s),Linux)
 SYSROOT = build/glibc-2.28-$(MACHINE)
 WHEEL_FLAGS = CFLAGS="--sysroot=$(abspath $(SYSROOT)) -D__GLIBC_MINOR__=28 $$CFLAGS" \
     CXXFLAGS="--sysroot=$(abspath $(SYSROOT)) -D__GLIBC_MINOR__=28 $$CXXFLAGS" \

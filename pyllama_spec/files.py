@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -59,6 +60,18 @@ def read_plain(path: Path) -> str:
     return data.decode("utf-8")
 
 
+def lock(file: BinaryIO) -> None:
+    """Locks a file until it is closed or the process dies; OSError if another process has it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def why_no_output(path: Path) -> str | None:
     """The reason why whole_file() cannot write there; checked before hours of work."""
     if path.is_dir():
@@ -85,7 +98,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield part
         # Without it a power failure can leave the new name with an empty file.
-        with part.open("rb") as file:
+        # Windows writes to the disk what may be written.
+        with part.open("r+b") as file:
             os.fsync(file.fileno())
         part.replace(path)
     finally:

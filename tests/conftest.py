@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,10 @@ def smollm2(kind: str) -> Path:
     path = cache_directory() / f"SmolLM2-135M-Instruct.{kind}.gguf"
     # One at a time: tests may run in several processes.
     with path.with_name(f"{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(ImportError):  # Windows, where they run in one
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
         return fetch(path)
 
 

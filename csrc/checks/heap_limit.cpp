@@ -16,6 +16,8 @@
 #include <malloc.h>
 #elif defined(__APPLE__)
 #include <malloc/malloc.h>
+#elif defined(_WIN32)
+#include <malloc.h>
 #endif
 
 namespace llama_spec {
@@ -35,6 +37,8 @@ int64_t size_of(void * p) {
     return (int64_t) malloc_usable_size(p);
 #elif defined(__APPLE__)
     return (int64_t) malloc_size(p);
+#elif defined(_WIN32)
+    return (int64_t) _msize(p);
 #else
     return 0;
 #endif

@@ -13,7 +13,11 @@
 #include <limits>
 #include <sstream>
 
+#ifdef _WIN32
+#include <windows.h>
+#else
 #include <unistd.h>
+#endif
 
 namespace llama_spec {
 
@@ -81,8 +85,14 @@ uint64_t free_in_machine() {
     if (n_kib > 0) {
         return n_kib * 1024;
     }
+#ifdef _WIN32
+    MEMORYSTATUSEX status = {};
+    status.dwLength = sizeof(status);
+    return GlobalMemoryStatusEx(&status) ? status.ullAvailPhys : NO_LIMIT;
+#else
     const long n_pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
     return n_pages > 0 && page > 0 ? (uint64_t) n_pages * (uint64_t) page : NO_LIMIT;
+#endif
 }
 
 std::string in_gb(uint64_t n_bytes) {

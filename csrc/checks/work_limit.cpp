@@ -128,6 +128,9 @@ void with_deep_stack(size_t n_bytes, const std::function<void()> & f) {
     int rc = pthread_attr_setstacksize(&attr, (n_bytes + page - 1) / page * page);
     pthread_t thread;
     if (rc == 0) {
+#ifdef _WIN32
+        rc = pthread_create(&thread, &attr, run_deep, &call);
+#else
         // Blocks signals on the new thread: Python handles them on its own threads.
         sigset_t all, before;
         sigfillset(&all);
@@ -137,6 +140,7 @@ void with_deep_stack(size_t n_bytes, const std::function<void()> & f) {
         pthread_sigmask(SIG_SETMASK, &all, &before);
         rc = pthread_create(&thread, &attr, run_deep, &call);
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
+#endif
     }
     pthread_attr_destroy(&attr);
     if (rc != 0) {

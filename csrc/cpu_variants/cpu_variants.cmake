@@ -14,8 +14,8 @@ else()
     set(FLAGS_avx512 -mavx512f -mavx512cd -mavx512vl -mavx512dq -mavx512bw -mavx512vnni)
     set(FLAGS_avx512bf16 ${FLAGS_avx512} -mavx512bf16)
 endif()
-# A backend of GPUs is the most of a module: there is one.
-if (GGML_CUDA OR GGML_VULKAN)
+# A backend of GPUs is the most of a module: there is one. On Windows the others were never tried.
+if (GGML_CUDA OR GGML_VULKAN OR WIN32)
     set(CPU_VARIANTS)
 endif()
 

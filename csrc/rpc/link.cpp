@@ -5,8 +5,12 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <system_error>
 
-#ifndef _WIN32
+#ifdef _WIN32
+#include <winsock2.h>
+#define SHUT_RDWR SD_BOTH
+#else
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -52,16 +56,29 @@ bool is_stopping() {
     return t_is_stopping;
 }
 
+template <typename T> void set_option(int fd, int level, int name, const T & value) {
+    setsockopt(fd, level, name, (const char *) &value, sizeof(value));
+}
+
 void set_timeout(int fd, std::chrono::milliseconds time) {
-#ifndef _WIN32
+#ifdef _WIN32
+    const DWORD out = (DWORD) time.count();
+#else
     timeval out = {};
     out.tv_sec  = (decltype(out.tv_sec)) (time.count() / 1000);
     out.tv_usec = (decltype(out.tv_usec)) (time.count() % 1000 * 1000);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &out, sizeof(out));
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &out, sizeof(out));
+#endif
+    set_option(fd, SOL_SOCKET, SO_RCVTIMEO, out);
+    set_option(fd, SOL_SOCKET, SO_SNDTIMEO, out);
+}
+
+// The error of the last call on a socket; what is told apart here is an errno.
+int socket_error() {
+#ifdef _WIN32
+    const int error = WSAGetLastError();
+    return error == WSAETIMEDOUT || error == WSAEWOULDBLOCK ? EAGAIN : error == WSAECONNRESET ? ECONNRESET : error;
 #else
-    (void) fd;
-    (void) time;
+    return errno;
 #endif
 }
 
@@ -88,7 +105,7 @@ std::string reason() {
     if (is_slow(t_error)) {
         return "it did not answer in time";
     }
-    return std::strerror(t_error);
+    return std::system_category().message(t_error);
 }
 
 template <typename F> void wait(F & result, connection & from) {
@@ -140,25 +157,21 @@ void lose_server(const std::string & endpoint, const std::string & why) {
     throw lost_server(t_lost);
 }
 
-void note_socket_error(int error) {
-    t_error = error;
+void note_closed() {
+    t_error = 0;
 }
 
 bool goes_on() {
-    const int error = errno;
-    if (error != EINTR && !is_slow(error)) {
-        return false;
+    const int error = socket_error();
+    bool goes_on = error == EINTR || is_slow(error);
+    if (goes_on && t_is_connecting) {
+        t_has_given_up = t_has_given_up || is_stopping();
+        goes_on = !t_has_given_up && clock::now() < t_connect_until;
+    } else {
+        goes_on = error == EINTR;
     }
-    if (t_is_connecting) {
-        if (is_stopping()) {
-            t_has_given_up = true;
-            errno = error;
-            return false;
-        }
-        errno = error;
-        return clock::now() < t_connect_until;
-    }
-    return error == EINTR;
+    t_error = goes_on ? -1 : error;
+    return goes_on;
 }
 
 void before_connect(int fd) {
@@ -166,14 +179,11 @@ void before_connect(int fd) {
     t_is_connecting = true;
     t_connect_until = clock::now() + std::chrono::seconds(std::min(HELLO_S, g_timeout_s.load()));
     set_timeout(fd, SLICE);
-#ifndef _WIN32
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
 #ifdef TCP_KEEPIDLE
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &KEEP_IDLE_S, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &KEEP_INTERVAL_S, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &KEEP_COUNT, sizeof(int));
-#endif
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_INTERVAL_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEP_COUNT);
 #endif
 }
 
@@ -195,11 +205,9 @@ void connection::end() {
 void connection::give_up() {
     std::lock_guard<std::mutex> lock(mutex);
     was_given_up.store(true);
-#ifndef _WIN32
     if (fd >= 0) {
         shutdown(fd, SHUT_RDWR);
     }
-#endif
 }
 
 answer::answer(std::future<void> result, std::shared_ptr<connection> from)

@@ -31,10 +31,11 @@ void set_server_timeout(int32_t seconds);
 
 [[noreturn]] void lose_server(const std::string & endpoint, const std::string & why);
 
-// Records a failed system call on a connection, for this thread: its errno, or 0 if the other side closed it.
-void note_socket_error(int error);
+// Records for this thread that the other side closed a connection.
+void note_closed();
 
-// Says whether to repeat a failed call: if a signal interrupted it, or if its time slice ended and more remain.
+// Says whether to repeat a failed call: if a signal interrupted it, or if its time slice ended and more remain. Otherwise
+// the error is recorded for this thread.
 bool goes_on();
 
 // Prepares a socket before it connects, on the thread that will wait for it.

@@ -91,9 +91,12 @@ def _open_streams() -> None:
             # goes to a closed stdout, so that writing there fails.
             number = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
-        elif isinstance(stream, io.TextIOWrapper) and mode == "w":
+        elif isinstance(stream, io.TextIOWrapper):
             # A terminal of another encoding shows "?" for what it lacks; the text continues.
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(
+                encoding="utf-8" if sys.platform == "win32" else None,
+                errors="replace" if mode == "w" else None,
+            )
 
 
 def _silence(stream: TextIO) -> None:

@@ -178,7 +178,7 @@ class RpcServer:
 
     def _serve(self, client: socket.socket) -> str:
         # The engine closes the copy; the other one lets close() end the conversation.
-        copy = os.dup(client.fileno())
+        copy = client.dup().detach()
         names = ffi.new("char *[]", self._names)
         code = lib.llama_spec_serve(copy, names, len(self._names), self._n_threads)
         return f"failed: {last_error()}" if code < 0 else "gone"

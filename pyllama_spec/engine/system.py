@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyllama_spec.engine import windows
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import text
 from pyllama_spec.errors import ArgumentError, warn
@@ -108,8 +109,10 @@ def _text(pointer: Any) -> str:
 
 def memory_bytes() -> int:
     """The machine's memory that this process may use, as far as the system reports it."""
+    if sys.platform == "win32":
+        return windows.memory_bytes()
     sizes = []
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # not on Windows
+    with contextlib.suppress(OSError, ValueError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     limits = [*_limits("memory.max"), _read(_GROUPS / "memory/memory.limit_in_bytes")]
     sizes += [int(limit) for limit in limits if limit.isdigit()]  # "max" where there is none
@@ -122,6 +125,8 @@ def default_n_threads() -> int:
     Threads wait for one another at each step of a graph: a core's second hardware thread adds
     nothing, and a slow core delays all.
     """
+    if sys.platform == "win32":
+        return windows.n_cores() or os.cpu_count() or 1
     if sys.platform == "darwin":
         with contextlib.suppress(OSError, ValueError, subprocess.CalledProcessError):
             return int(subprocess.check_output(("sysctl", "-n", "hw.perflevel0.physicalcpu")))

@@ -141,11 +141,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         return self._runs[0].stats
 
     @property
-    def speculations(self) -> list[dict[str, Any]]:
-        """`speculation` as of now, of each choice that has had a round."""
-        return [run.stats.as_dict() for run in self._runs if run.stats.rounds]
-
-    @property
     def n_generated(self) -> int:
         """The number of generated tokens of all choices, unread ones included."""
         return sum(status.n_generated for status in self.statuses)

@@ -40,17 +40,8 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", 
 # One coding agent stamps each of its requests in its system prompt: no two of them would begin
 # with the same tokens, and nothing could be read from the prefix cache.
 _STAMP = re.compile(r"(\Ax-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-fA-F]+(?=;)")
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+# Where it differs from OpenAI's.
+_ERRORS = {413: "request_too_large", 503: "overloaded_error"}
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
 
 
@@ -221,10 +212,12 @@ def _output(config: Json, thoughts: Thoughts) -> Json:
 
 def error_form(error: ApiError) -> Json:
     """The body of an error."""
-    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = "api_error" if error.status in (500, 501) else error.type
+    if error.status == 400:  # whatever is wrong
+        kind = "invalid_request_error"
     return {
         "type": "error",
-        "error": {"type": _ERRORS.get(error.status, other), "message": error.message},
+        "error": {"type": _ERRORS.get(error.status, kind), "message": error.message},
         "request_id": error.request_id,
     }
 

@@ -18,6 +18,7 @@ from typing import Any
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import HANDLED_SIGNALS
 
 from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
@@ -39,7 +40,9 @@ _MAX_HEADER_BYTES = 64 << 10
 _LAST_WORDS_S = 2
 # Between the first two looks whether a client that sends no more is there.
 _PROBE_S = 0.01
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Windows lets two servers share a port unless one forbids it. Elsewhere an ended server leaves its
+# port in use for a while.
+_OWN_PORT: int = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ def _bound(listening: Listening) -> socket.socket:
         )
         family, kind, protocol, _, address = addresses[0]
         sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, _OWN_PORT, 1)
         try:
             sock.bind(address)
         except OSError:
@@ -192,8 +195,8 @@ class HttpServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]
-        handlers = dict.fromkeys(_SIGNALS, self.handle_exit)
+        handlers: dict[int, Callable[[int, FrameType | None], None]]
+        handlers = dict.fromkeys(HANDLED_SIGNALS, self.handle_exit)
         if _HANGUP is not None:
             # Of a closed terminal, or as a service's reload; nohup redirects the input.
             is_of_terminal = sys.stdin is not None and sys.stdin.isatty()

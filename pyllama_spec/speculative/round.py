@@ -77,7 +77,6 @@ class Round:
         sequences: the contents of the context's sequences: copies, cuts and stores them.
         max_draft: the maximum number of tokens that a sequence drafts in a round.
         max_draft_reason: the reason for that limit, in words.
-        decode_counts: counts of the target's decodes.
 
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, the
@@ -107,7 +106,6 @@ class Round:
         self.max_draft = self.scheduler.limits.max_draft
         self.max_draft_reason = self.scheduler.limits.max_draft_reason
         self._batch = TargetBatch(target)
-        self.decode_counts = self._batch.counts
         # The runs of the round that is being computed, by sequence.
         self._runs: dict[int, SequenceRun] = {}
         # The run whose prompt the last batch ended with and that has not drawn its token yet.

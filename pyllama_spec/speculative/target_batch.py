@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pyllama_spec.drafters.base import Features
 from pyllama_spec.engine import Batch, Context
@@ -12,15 +11,6 @@ from pyllama_spec.engine.context import LayerRows
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.controller.base import Span
 from pyllama_spec.speculative.sequence import SequenceRun
-
-
-@dataclass(slots=True)
-class DecodeCounts:
-    """Counts of the target's decodes since its context was opened."""
-
-    n_decodes: int = 0
-    n_sequences: int = 0
-    max_tokens: int = 0
 
 
 class TargetBatch:
@@ -32,7 +22,6 @@ class TargetBatch:
         self._rows = LayerRows(target, (), 0, 0)
         # The padding token.
         self._filler = target.model.vocab.bos or 0
-        self.counts = DecodeCounts()
 
     def compute(self, spans: Sequence[Span], runs: Mapping[int, SequenceRun]) -> None:
         """Decodes a batch. Rolls back idle sequences that were used for padding."""
@@ -46,21 +35,11 @@ class TargetBatch:
                     undo += self._fill(seq, span.n_rows + span.n_pad)
         try:
             self._target.decode(batch)
-            self._count(spans, runs)
         finally:
             for seq, n in undo:
                 # What stays there is noticed when a request begins on it.
                 with contextlib.suppress(PyllamaSpecError):
                     self._target.memory.rollback(seq, n)
-
-    def _count(self, spans: Sequence[Span], runs: Mapping[int, SequenceRun]) -> None:
-        counts = self.counts
-        counts.n_decodes += 1
-        counts.n_sequences += len(spans)
-        for span in spans:
-            n = runs[span.seq].state.n_decoded + (span.n_prompt or 1)
-            if n > counts.max_tokens:
-                counts.max_tokens = n
 
     def rows(self, layers: tuple[int, ...], span: Span, n: int) -> Features:
         """The first n rows of a span for each of some layers; () for none."""

@@ -145,7 +145,6 @@ class FitSettings:
         held_out: the share of prompts kept for measurements.
         max_held_out: the most tokens to measure on.
         n_evals: the number of measurements in the whole run.
-        patience: the number of measurements without progress that ends the run.
         seed: the seed of the initial weights and the order of the text.
     """
 
@@ -165,7 +164,6 @@ class FitSettings:
     held_out: float = option(0.03, low=0, high=1)
     max_held_out: int = option(16_384, low=1)
     n_evals: int = option(16, low=1)
-    patience: int = option(6, low=1)
     seed: int = option(1, low=0)
     # fmt: on
 

@@ -13,13 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.files import open_plain, read_plain, whole_file
+from pyllama_spec.files import lock, open_plain, read_plain, whole_file
 from pyllama_spec.train.errors import TrainError, writing
-
-try:
-    import fcntl
-except ImportError:  # Windows has none: two runs in one folder are not prevented there
-    fcntl = None  # type: ignore[assignment, unused-ignore]
 
 _BLOCK_BYTES = 1 << 20
 
@@ -98,11 +93,8 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
     with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise TrainError(
-                    f"another process is training in {path.parent}; wait for it"
-                ) from None
+        try:
+            lock(file)
+        except OSError:
+            raise TrainError(f"another process is training in {path.parent}; wait for it") from None
         yield

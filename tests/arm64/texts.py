@@ -26,8 +26,9 @@ _PROMPTS = (
 )  # fmt: skip
 _CUTS = (32, 33, 47, 70)
 _N_LONG = 80
-# Processors sum in orders of their own: logits differ by some thousandths.
-_NEAR = 0.1
+# Kernels round differently: on one processor, the engine's give logits of Q4_K_M that are 0.2 from
+# those of ours on average.
+_NEAR = 0.5
 
 
 @dataclass(frozen=True, slots=True)

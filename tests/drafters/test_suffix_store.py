@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import stat
 import warnings
 from collections.abc import Iterator, Sequence
@@ -42,6 +41,7 @@ def knows(store: Store, text: Sequence[int]) -> bool:
     return True
 
 
+@pytest.mark.posix
 def test_dropped_stores_keep_no_descriptor(path: Path) -> None:
     opened(path).write_all([fresh(0)])
     before = len(list(Path("/dev/fd").iterdir()))
@@ -76,6 +76,7 @@ def test_who_finds_it_locked_writes_later(path: Path) -> None:
     assert knows(one, fresh(3))
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("is_there", [True, False])
 def test_of_a_link_what_it_names_is_the_store(tmp_path: Path, is_there: bool) -> None:
     """The link stays when larger files replace the store, and both names forget a text."""
@@ -131,6 +132,7 @@ def test_a_store_that_would_hold_nothing(path: Path, n_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.posix
 def test_it_is_its_owners_alone(path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
@@ -173,6 +175,7 @@ def test_another_tokenizer(path: Path) -> None:
     assert vocabulary_digest(llama) != vocabulary_digest(other)
 
 
+@pytest.mark.posix
 def test_what_is_no_store(tmp_path: Path) -> None:
     text, folder, pipe = tmp_path / "text", tmp_path / "folder", tmp_path / "pipe"
     text.write_text("not a store" * 1000)
@@ -214,6 +217,7 @@ def test_damage(path: Path, n: int) -> None:
     data = path.read_bytes()
     n_opened = n_kept = 0
     for i, changed in enumerate(mutations(data, n)):
+        store.close()
         path.unlink()
         path.write_bytes(changed)
         try:
@@ -243,6 +247,8 @@ def test_damage(path: Path, n: int) -> None:
 
 def full_disk(path: Path, limit: int) -> int:
     """In a child: no file may be larger. The exit code says what is wrong; 0 for nothing."""
+    import resource  # not on Windows
+
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -263,6 +269,7 @@ def full_disk(path: Path, limit: int) -> int:
 
 
 @pytest.mark.parametrize("limit", [1000, 16_000, 40_000])
+@pytest.mark.posix
 def test_a_full_disk(path: Path, limit: int) -> None:
     child = os.fork()
     if not child:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,13 @@ from pyllama_spec.drafters.suffix.store import Store
 from pyllama_spec.errors import BusyError
 
 DIGEST = bytes(range(32))
-N_KILLS = [5, pytest.param(40, marks=pytest.mark.slow)]
-Report = Callable[[int], object]
+N_KILLS = [5, pytest.param(50, marks=pytest.mark.slow)]
+if sys.platform == "win32":
+    from multiprocessing.context import SpawnProcess as Process
+else:
+    from multiprocessing.context import ForkProcess as Process
+# Works on a store with some numbers, and sends each that is finished.
+Job = Callable[[Connection, Path, Sequence[int]], None]
 
 
 def text(seed: int) -> list[int]:
@@ -27,26 +32,51 @@ def text(seed: int) -> list[int]:
     return [seed + 100_000, *rng.sample(range(1000, 30_000), rng.choice((40, 300, 2000)))]
 
 
-def killed(run: Callable[[Report], None], rng: random.Random) -> list[int]:
+def killed(run: Job, path: Path, numbers: Sequence[int], rng: random.Random) -> list[int]:
     """Runs in a child and kills it some time after its first report; returns its reports."""
-    reads, writes = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reads)
-            run(lambda number: os.write(writes, number.to_bytes(4, "little")))
-        finally:
-            os._exit(0)
-    os.close(writes)
-    data = os.read(reads, 4)
+    reads, writes = Pipe(duplex=False)
+    child = Process(target=run, args=(writes, path, numbers))
+    child.start()
+    writes.close()
+    reports: list[int] = [reads.recv()]
     time.sleep(rng.random() * rng.choice((0.002, 0.02, 0.06)))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    while part := os.read(reads, 1 << 16):
-        data += part
-    os.close(reads)
-    assert data, "it ended by itself, before it did anything"
-    return [int(number) for number in np.frombuffer(data, "<u4")]
+    child.kill()
+    child.join()
+    with contextlib.suppress(EOFError):
+        while True:
+            reports.append(reads.recv())
+    reads.close()
+    return reports
+
+
+def write(report: Connection, path: Path, seeds: Sequence[int]) -> None:
+    """Writes texts, and opens the store again after every seven."""
+    for i in range(0, len(seeds), 7):
+        store = Store(path, DIGEST)
+        for seed in seeds[i : i + 7]:
+            store.write_all([text(seed)])
+            report.send(seed)
+        store.close()
+
+
+def write_beside(path: Path, seeds: Sequence[int]) -> None:
+    """Writes texts whenever nobody else does."""
+    store = Store(path, DIGEST)
+    for seed in seeds:
+        while True:
+            with contextlib.suppress(BusyError):
+                store.write_all([text(seed)])
+                break
+
+
+def forget(report: Connection, path: Path, seeds: Sequence[int]) -> None:
+    """Forgets texts one by one, and waits to be killed."""
+    store = Store(path, DIGEST)
+    for seed in seeds:
+        with store.locked():
+            store.keep([one for one in store.texts() if one.ids[0] != seed + 100_000])
+        report.send(seed)
+    time.sleep(600)
 
 
 def held(path: Path) -> list[list[int]]:
@@ -66,20 +96,12 @@ def test_a_store_that_grows_and_is_opened_again(tmp_path: Path, n_kills: int) ->
     done: set[int] = set()
     sizes = set()
 
-    def write(report: Report) -> None:
-        for begin in range(first, first + 10_000, 7):
-            store = Store(path, DIGEST)
-            for seed in range(begin, begin + 7):
-                store.write_all([text(seed)])
-                report(seed)
-            store.close()
-
     for kill in range(n_kills):
         if kill % 20 == 0:  # it grows from the beginning
             path.unlink(missing_ok=True)
             done.clear()
         first = 10_000 * kill
-        done.update(killed(write, rng))
+        done.update(killed(write, path, range(first, first + 10_000), rng))
         Store(path, None, is_read_only=True).close()  # a reader is not kept out
         texts = held(path)
         there = {one[0] - 100_000 for one in texts}
@@ -92,19 +114,15 @@ def test_a_store_that_grows_and_is_opened_again(tmp_path: Path, n_kills: int) ->
 
 
 def test_two_processes_that_write(tmp_path: Path) -> None:
-    path, children = tmp_path / "a.memory", []
-    for first in (0, 1000):
-        child = os.fork()
-        if not child:
-            store = Store(path, DIGEST)
-            for seed in range(first, first + 30):
-                while True:
-                    with contextlib.suppress(BusyError):
-                        store.write_all([text(seed)])
-                        break
-            os._exit(0)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    path = tmp_path / "a.memory"
+    children = [
+        Process(target=write_beside, args=(path, range(first, first + 30))) for first in (0, 1000)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
     texts = held(path)
     assert sorted(one[0] - 100_000 for one in texts) == [*range(30), *range(1000, 1030)]
     assert all(one == text(one[0] - 100_000) for one in texts)
@@ -121,20 +139,12 @@ def test_forgetting(tmp_path: Path, n_kills: int) -> None:
     path, rng = tmp_path / "a.memory", random.Random(n_kills)
     left: list[int] = []
 
-    def forget(report: Report) -> None:
-        store = Store(path, DIGEST)
-        for seed in left[:-1]:
-            with store.locked():
-                store.keep([one for one in store.texts() if one.ids[0] != seed + 100_000])
-            report(seed)
-        time.sleep(600)
-
     for kill in range(n_kills):
         if len(left) < 12:
             left = list(range(1000 * kill, 1000 * kill + 40))
             path.unlink(missing_ok=True)
             Store(path, DIGEST).write_all([text(seed) for seed in left])
-        gone = set(killed(forget, rng))
+        gone = set(killed(forget, path, left[:-1], rng))
         texts = held(path)
         there = [one[0] - 100_000 for one in texts]
         stay = [seed for seed in left if seed not in gone]

@@ -198,6 +198,7 @@ def said_by(store: Path, model: Path) -> str:
         return "".join(upkeep.bytes_of(opened.vocab, one.ids).decode() for one in texts)
 
 
+@pytest.mark.posix
 def test_build_leaves_links_in_a_folder_out(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,6 +286,7 @@ def _in_a_child(path: Path, store: Store, answers: multiprocessing.Queue[str]) -
         answers.put("")
 
 
+@pytest.mark.posix
 def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.memory"
     store = Store(path, DIGEST)

@@ -72,6 +72,7 @@ def test_an_adapter_and_an_mmproj_are_no_models(tmp_path: Path) -> None:
             Model(path)
 
 
+@pytest.mark.posix
 def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "a\x1b[2J é.gguf"
     path.write_bytes(tiny().read_bytes().replace(b"\0llama", b"\0l\x1b\x07\t\x7f", 1))

@@ -71,8 +71,8 @@ def test_wrapped_drafter_halves_the_drafts_of_any_file() -> None:
     draft = model_path("eagle3")
     with open_draft(draft) as bare:
         longest = bare.max_draft
-    *_, verified, said = run("wrapped_drafter.py", model_path("llama"), draft).splitlines()
-    assert 1 < len(json.loads(verified)) <= 1 + (longest + 1) // 2
+    *_, accepted, said = run("wrapped_drafter.py", model_path("llama"), draft).splitlines()
+    assert len(json.loads(accepted)) <= 1 + (longest + 1) // 2
     assert said.startswith("<Halved") and ": 0 proposed" not in said
     assert said.endswith(" 48 chosen by the target")
 

@@ -124,6 +124,7 @@ def test_no_listening_for_another_server() -> None:
             socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
+@pytest.mark.posix
 def test_a_forked_child_opens_its_own() -> None:
     """The parent's connection has no thread in a child, so waiting for it would never end."""
     with Server() as server:

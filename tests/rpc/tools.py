@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,10 @@ from pyllama_spec import Llama
 from tests.models import model_path, perm_continuation, perm_next
 
 PERM_PROMPT = [5, 7, 11, 200]
+
+
+def _heed_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Server:
@@ -28,7 +33,7 @@ class Server:
              "-t", "1", *self.options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             # A shell's background jobs ignore it, and what they start does so too.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+            preexec_fn=_heed_ctrl_c if os.name == "posix" else None,  # noqa: PLW1509
         )  # fmt: skip
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline()

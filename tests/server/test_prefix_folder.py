@@ -72,6 +72,7 @@ def test_of_other_models_and_settings_it_is_none(tmp_path: Path) -> None:
     assert one_run(tmp_path, [LONG])[0][1] > 0
 
 
+@pytest.mark.posix
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     one_run(folder, [LONG])
@@ -132,6 +133,7 @@ def test_a_disk_cache_has_what_was_put_there(tmp_path: Path) -> None:
         cache[(7,)]
 
 
+@pytest.mark.posix
 def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "mine.prefix").write_text("a note")
     os.mkfifo(tmp_path / "pipe.prefix")

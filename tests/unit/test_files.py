@@ -14,6 +14,7 @@ from pyllama_spec.llama_cpp import LlamaGrammar
 from pyllama_spec.llama_cpp import server as llama_cpp_server
 
 
+@pytest.mark.posix
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
@@ -32,6 +33,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
         writer.join(60)
 
 
+@pytest.mark.posix
 def test_a_pipe_with_a_name_is_opened_by_nobody(tmp_path: Path) -> None:
     path = tmp_path / "pipe.json"
     os.mkfifo(path)

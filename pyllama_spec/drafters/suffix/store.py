@@ -108,6 +108,7 @@ class Store(Memory):
         self._seen, self._newest, self._generation = -1, 0, -1
         try:
             self.path = Path(path).resolve()
+            os.access(self.path, os.F_OK)  # Windows resolves a NUL too
         except (ValueError, RuntimeError):  # a NUL, a lone surrogate, a loop of links
             raise ArgumentError("draft_memory", path, "the name of a file") from None
         try:
@@ -143,7 +144,7 @@ class Store(Memory):
         """Opens the file, and creates an empty one if it is missing."""
         if may_make and not self._is_read_only:
             with contextlib.suppress(FileExistsError):
-                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, _MODE))
                 self._is_made = True
         # SQLite opens the journal that a killed writer left, and would wait at a pipe.
         info, journal = self.path.stat(), Path(f"{self.path}-journal")

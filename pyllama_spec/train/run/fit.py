@@ -1,4 +1,4 @@
-"""Fits a head to its target's distributions, with checkpoints, measurements and early stopping."""
+"""Fits a head to its target's distributions, with checkpoints and measurements."""
 
 from __future__ import annotations
 
@@ -97,9 +97,7 @@ class FitState:
     n_tokens: int = 0  # answer tokens seen
     # the measurements, as curves.json has them
     course: list[dict[str, Any]] = field(default_factory=list)
-    best: float = 0.0  # tokens per round of the best measurement, and its step
-    best_step: int = 0
-    is_over: bool = False  # whether it has ended
+    best: float = 0.0  # tokens per round of the best measurement
     untrained: Acceptance | None = None  # the head's acceptance before the first step
     # since the last measurement, of each step by depth
     losses: list[list[float]] = field(default_factory=list)
@@ -154,7 +152,7 @@ class Fit(Generic[H]):
         self.state.untrained = Acceptance(**saved["state"]["untrained"])
 
     def run(self) -> FitState:
-        """Fits until the end or early stopping."""
+        """Fits until the end."""
         state, config = self.state, self._config
         if state.untrained is None:
             state.untrained = self.measure()
@@ -165,14 +163,11 @@ class Fit(Generic[H]):
         saved_at = monotonic()
         with interruptions() as interrupted:
             for batch in batches:
-                if state.is_over:
-                    break
                 self._learn(batch)
                 if is_measured(state.step, self.n_steps, config.n_evals):
                     self._note(self.measure())
-                state.is_over = state.is_over or state.step == self.n_steps
                 is_due = monotonic() - saved_at >= self._kind.config.checkpoint_s
-                if is_due or state.is_over or interrupted.is_set():
+                if is_due or state.step == self.n_steps or interrupted.is_set():
                     self._save("last")
                     saved_at = monotonic()
                 if interrupted.is_set():
@@ -248,12 +243,8 @@ class Fit(Generic[H]):
         )
         # Without held-out text the last weights are the best that is known.
         if acceptance.tokens_per_round >= state.best or acceptance.n_rounds == 0:
-            state.best, state.best_step = acceptance.tokens_per_round, state.step
+            state.best = acceptance.tokens_per_round
             self._save("best")
-        since = sum(point["step"] > state.best_step for point in state.course)
-        if since >= self._config.patience and state.step < self.n_steps:
-            self._reporter.line(f"no progress in {since} measurements: training ends early")
-            state.is_over = True
 
     def _save(self, name: str) -> None:
         content: dict[str, Any] = {"head": self._head.state_dict()}

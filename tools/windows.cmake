@@ -1,0 +1,10 @@
+# Windows on x86-64, by MinGW. `make wheel MACHINE=windows` names it, after tools/windows_python.py has made the folder.
+set(CMAKE_SYSTEM_NAME Windows)
+set(CMAKE_SYSTEM_PROCESSOR AMD64)
+set(CMAKE_C_COMPILER x86_64-w64-mingw32-gcc-posix)
+set(CMAKE_CXX_COMPILER x86_64-w64-mingw32-g++-posix)
+set(CMAKE_FIND_ROOT_PATH /usr/x86_64-w64-mingw32)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(WINDOWS_PYTHON "${CMAKE_CURRENT_LIST_DIR}/../build/windows/python")
+set(Python_INCLUDE_DIR "${WINDOWS_PYTHON}/include" CACHE PATH "" FORCE)
+set(Python_SABI_LIBRARY "${WINDOWS_PYTHON}/libs/python3.lib" CACHE FILEPATH "" FORCE)
