@@ -250,6 +250,8 @@ class Scheduler:
         self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
     ) -> None:
         """Reports the outcome of a round to the controller."""
+        if not spans:  # its only prompt failed
+            return
         decided = [span for span in spans if span.decision is not None]
         is_pure = len(decided) == len(spans) or not any(span.n_prompt for span in spans)
         spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
