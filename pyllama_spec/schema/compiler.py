@@ -127,7 +127,9 @@ def regex_rules(regex: str) -> str:
             remedy="write it in the syntax of ECMA-262, shorter or simpler",
         ) from None  # fmt: skip
     except RecursionError:
-        raise SchemaError(f"the regular expression {clipped(regex)!r} is nested too deeply") from None
+        raise SchemaError(
+            f"the regular expression {clipped(regex)!r} is nested too deeply", "pattern"
+        ) from None
     if text is None:
         raise SchemaError(f"no text matches the regular expression {clipped(regex)!r}", "pattern")
     return text
