@@ -324,8 +324,8 @@ def _used_ns(path: Path) -> int:
 
 # What reading a file raises that is damaged, or of anyone's making.
 _UNREADABLE = (
-    OSError, BadZipFile, ValueError, TypeError, KeyError, EOFError, OverflowError, RecursionError,
-    MemoryError, NotImplementedError,
+    OSError, BadZipFile, ValueError, TypeError, KeyError, EOFError, OverflowError, RuntimeError,
+    MemoryError,
 )  # fmt: skip
 # What describes a state beside its tokens and bytes.
 _ABOUT = ("model", "settings", "n_decoded", "n_given")

@@ -532,8 +532,11 @@ class OpenModel(Closeable):
         saved = SavedSequence(
             state.tokens, state.n_decoded, state.n_given, state.memory, state.drafter, adapters
         )
-        self.runtime.round.sequences.put_away(sequence)
-        self.runtime.round.sequences.restore(sequence, saved)
+        round_ = self.runtime.round
+        round_.sequences.put_away(sequence)
+        # No later request copies from it: it may be of another user than the last request here.
+        round_.drafter.begin_request(sequence.seq_id, remember=False, user="")
+        round_.sequences.restore(sequence, saved)
 
     @property
     def owner(self) -> str:

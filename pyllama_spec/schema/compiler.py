@@ -116,6 +116,7 @@ def regex_rules(regex: str) -> str:
     grammar = Grammar(Budget())
     try:
         with WORK.on(grammar.budget):
+            pattern_language(regex)  # the group below would hide a ) without a (
             states = table(pattern_language(f"^(?:{regex})$"))
             name = Texts(grammar).of_table(states, "regex") if not states.is_empty else ""
         grammar.put("root", [[Rule(name)]])
@@ -125,6 +126,10 @@ def regex_rules(regex: str) -> str:
             f"the regular expression {clipped(regex)!r} cannot be kept: {error}", "pattern",
             remedy="write it in the syntax of ECMA-262, shorter or simpler",
         ) from None  # fmt: skip
+    except RecursionError:
+        raise SchemaError(
+            f"the regular expression {clipped(regex)!r} is nested too deeply", "pattern"
+        ) from None
     if text is None:
         raise SchemaError(f"no text matches the regular expression {clipped(regex)!r}", "pattern")
     return text

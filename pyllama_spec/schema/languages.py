@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from pyllama_spec.schema.charsets import ANY, CharSet, holds, intersect, union
@@ -39,11 +39,18 @@ class Never(Lang):
     """The empty set."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chars(Lang):
     """Texts of one character."""
 
     chars: CharSet
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.chars)  # of hundreds of ranges, such as the letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +219,8 @@ def takes_nothing(lang: Lang, place: Place) -> bool:
     """Whether the set has the empty text at this position."""
     if isinstance(lang, Seq):
         return all(takes_nothing(part, place) for part in lang.parts)
+    if isinstance(lang, (Either, Both)):
+        WORK.spend(1)
     if isinstance(lang, Either):
         return any(takes_nothing(part, place) for part in lang.parts)
     if isinstance(lang, Both):
@@ -269,6 +278,7 @@ def _heads(lang: Lang, sets: set[CharSet]) -> bool:
     if isinstance(lang, Seq):
         return all(_heads(part, sets) for part in lang.parts)
     if isinstance(lang, (Either, Both)):
+        WORK.spend(len(lang.parts))
         may_follow = [_heads(part, sets) for part in lang.parts]
         return any(may_follow)
     if isinstance(lang, Not):
@@ -285,10 +295,10 @@ def _classes(sets: set[CharSet]) -> list[CharSet]:
     if len(ends) * len(sets) > 2_000_000:
         raise TooLargeError("a pattern or enum has too many different characters")
     WORK.spend(len(ends) * len(sets) // 8)
-    parts: dict[frozenset[CharSet], list[tuple[int, int]]] = {}
+    parts: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
     for low, high in zip([0, *ends], [*ends, 0x110000], strict=True):
         if low < high:
-            owners = frozenset(one for one in sets if holds(one, low))
+            owners = tuple(holds(one, low) for one in sets)
             parts.setdefault(owners, []).append((low, high - 1))
     classes = [intersect(tuple(ranges), ANY) for ranges in parts.values()]
     return [one for one in classes if one]

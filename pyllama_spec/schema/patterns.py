@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from string import hexdigits
 
 from pyllama_spec.schema.charsets import (
     DIGIT,
@@ -242,10 +243,9 @@ class _Reader:
 
     def _hex(self, n: int) -> int:
         digits = self._take(n)
-        try:
-            return int(digits, 16)
-        except ValueError:
-            raise PatternError(f"{digits} are not hexadecimal digits") from None
+        if not set(hexdigits).issuperset(digits):
+            raise PatternError(f"{digits} are not hexadecimal digits")
+        return int(digits, 16)
 
     def _unicode(self) -> int:
         if self._next_is("{"):

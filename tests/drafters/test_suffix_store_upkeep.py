@@ -17,6 +17,7 @@ from pyllama_spec.cli import main
 from pyllama_spec.drafters.suffix import upkeep
 from pyllama_spec.drafters.suffix.memory import Memory
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError, ForkedError, ModelLoadError
@@ -161,6 +162,14 @@ def test_forged_numbers_of_a_text_are_no_error(tmp_path: Path, number: str) -> N
     assert main(["memory", "show", str(path)]) == 0
     assert main(["memory", "prune", str(path), "--days", "1e9"]) == 0
     assert [text.ids.tolist() for text in Store(path, DIGEST).texts()] == [TEXT]
+
+
+def test_a_forged_text_before_itself_ends_no_search(tmp_path: Path) -> None:
+    path = tmp_path / "a.memory"
+    forged(path, "UPDATE texts SET parent = key")
+    store = Store(path, DIGEST)
+    store.write_all([[*TEXT[:MAX_MATCH], *TEXT[::-1]]])
+    assert [text.parent for text in store.texts()] == [0, 1]
 
 
 @pytest.mark.parametrize("change", ["generation = 'x'", "max_tokens = 'many'"])

@@ -82,7 +82,10 @@ def test_forced_text_is_drafted() -> None:
         {"response_format": {"type": "regex", "pattern": r"(a)\1"}},
         {"response_format": {"type": "regex", "pattern": "(" * 5000 + "a" + ")" * 5000}},
         {"response_format": {"type": "regex", "pattern": "(.*a){200}"}},
+        {"response_format": {"type": "regex", "pattern": "(?:x|(?=a)a?)" * 300 + "c"}},
         {"response_format": {"type": "regex", "pattern": "[]"}},
+        {"response_format": {"type": "regex", "pattern": "a)|(?:b"}},
+        {"response_format": {"type": "regex", "pattern": r"a|\x-1"}},
     ],
 )
 def test_what_cannot_be_followed_is_refused(options: dict[str, Any]) -> None:

@@ -124,6 +124,20 @@ def test_no_listening_for_another_server() -> None:
             socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
+def test_an_operation_without_a_name() -> None:
+    with (
+        Server() as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as client,
+    ):
+        assert len(_ask(client, 14, bytes(24))) == 28
+        buffer, _ = struct.unpack("<QQ", _ask(client, 0, struct.pack("<IQ", 0, 64)))
+        # It is larger than its buffer: the server writes the operation's name into its log.
+        tensor = struct.pack("<QIQ4I4II", 1, 0, buffer, 100, 1, 1, 1, 4, 400, 400, 400, 1 << 31)
+        assert _ask(client, 8, tensor.ljust(296, b"\0") + bytes(16)) == b""
+        assert server.process.poll() is None
+        _talk(server.address)
+
+
 @pytest.mark.posix
 def test_a_forked_child_opens_its_own() -> None:
     """The parent's connection has no thread in a child, so waiting for it would never end."""

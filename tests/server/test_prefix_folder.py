@@ -81,7 +81,7 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "header", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "header", "encrypted", "empty", "foreign"])
 def test_what_is_damaged_is_thrown_away(tmp_path: Path, damage: str) -> None:
     ((text, _),) = one_run(tmp_path, [LONG])
     (file,) = tmp_path.iterdir()
@@ -92,6 +92,8 @@ def test_what_is_damaged_is_thrown_away(tmp_path: Path, damage: str) -> None:
         data[len(data) // 2] ^= 1
     elif damage == "header":
         data[45] ^= 0xFF
+    elif damage == "encrypted":  # one bit of the directory says so
+        data[data.index(b"PK\1\2") + 8] ^= 1
     elif damage == "empty":
         data = bytearray()
     else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyllama_spec.drafters import Committed, Draft, Drafter, DraftRequest, LookupFirst
+from pyllama_spec.llama_cpp import LlamaRAMCache
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.faces.tools import open_tiny
 from tests.server.world import TEXT, Client, served
@@ -44,6 +47,36 @@ def test_nobody_is_drafted_from_the_text_of_another_key() -> None:
         assert counts[0] == counts[1]
         # Who asks again has his own text.
         assert n_accepted(client) > counts[1] + 15
+
+
+class Saved(Drafter):
+    """A head that can save what it knows: nothing."""
+
+    name, max_draft = "saved", 8
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        return Draft([])
+
+    def save(self, seq: int) -> bytes:
+        return b""
+
+    def restore(self, seq: int, data: bytes) -> int:
+        return 10**6
+
+
+def test_a_state_of_one_user_is_not_drafted_from_for_another() -> None:
+    """Who asked last on the sequence where it is restored has not written that text."""
+    drafter, secret = LookupFirst(Saved()), random.Random(1).choices(range(97, 123), k=60)
+    with open_tiny(drafter) as llm:
+        llm.set_cache(LlamaRAMCache())
+        for user, prompt in (("a", secret), ("c", [98] * 20), ("b", secret[:20]), ("c", [99] * 20)):
+            llm.create_completion(prompt, max_tokens=2, user=user)
+        for user, n in (("a", 4), ("c", 0)):
+            drafter.begin_request(0, remember=False, user=user)
+            drafter.truncate(0, 0)
+            drafter.commit([Committed(0, secret[:40], 0)])
+            [draft] = drafter.propose([DraftRequest(0, secret[:40], 4)])
+            assert list(draft.ids) == secret[40 : 40 + n]
 
 
 def test_who_names_one_store_shares_it(tmp_path: Path) -> None:

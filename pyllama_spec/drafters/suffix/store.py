@@ -444,6 +444,7 @@ def _text(row: tuple[object, ...]) -> RememberedText | None:
         return None
     if len(origins) != len(tokens) or max(origins) > max(TokenOrigin):
         origins = b""
+    parent = parent if parent < key else 0  # else it would not end with a first text
     return RememberedText(tokens, min(minute, _MOST_MINUTES), origins, key, parent, n_before)
 
 

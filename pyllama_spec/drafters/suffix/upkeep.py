@@ -46,10 +46,8 @@ def parents_of(texts: Sequence[RememberedText], chosen: set[int]) -> Parents:
         at: int | None = i
         while at is not None and at not in parents:
             before = places.get(texts[at].parent)
-            # Of a forged file the numbers may be any.
-            is_before = before is not None and before < at
-            parents[at] = (before, texts[at].n_before) if before is not None and is_before else None
-            at = before if is_before else None
+            parents[at] = None if before is None else (before, texts[at].n_before)
+            at = before
     return parents
 
 
