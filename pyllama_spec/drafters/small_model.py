@@ -508,7 +508,9 @@ class SmallModel(ModelDrafter[TokenMemory]):
         assert self._vocab is not None  # attach() checks first
         params = target.params
         n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
-        n_batch, n_guesses = min(params.n_batch, params.n_ubatch), self.max_draft
+        # A step feeds one token of each sequence.
+        n_batch = max(min(params.n_batch, params.n_ubatch), params.n_seq_max)
+        n_guesses = self.max_draft
         context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
         self.step_share = step_share(self.model, target.model)
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
