@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.page.scripts import PAGE, PURE, Scripts
@@ -35,6 +35,7 @@ def one_chunk(sources: list[str]) -> Chunks:
 data_lines = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))
 
 
+@settings(deadline=None)
 @given(st.data(), st.lists(st.lists(data_lines, min_size=1, max_size=3), max_size=6))
 def test_events_arrive_whole_however_they_are_cut(data: st.DataObject, events: list[Any]) -> None:
     end = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
@@ -138,6 +139,7 @@ def test_an_error_in_a_stream_is_the_answers_error(error: Any) -> None:
     assert SCRIPTS.run(body, error=error) == "full"
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(), st.text())
 def test_texts_part_at_their_first_difference(start: str, one: str, other: str) -> None:
     at = SCRIPTS.run("return partAt(one, other);", one=start + one, other=start + other)
