@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import n_common_ids
-from pyllama_spec.errors import ArgumentError, warn
+from pyllama_spec.errors import ArgumentError, ContextFullError, warn
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.requests.run import GenerationRecord, Run
 from pyllama_spec.speculative import Adapters, SequenceState
@@ -119,9 +119,12 @@ LlamaCache = LlamaRAMCache
 
 
 def cached(
-    opened: OpenModel, cache: BaseLlamaCache, runs: Sequence[Run]
+    opened: OpenModel,
+    cache: BaseLlamaCache,
+    runs: Sequence[Run],
+    load: Callable[[LlamaState], None] | None,
 ) -> Callable[[Sequence[GenerationRecord]], None]:
-    """Has a cache's state restored before the runs of one prompt.
+    """Has a cache's state restored before the runs of one prompt; by `load`, if that is given.
 
     Returns:
         The function that gives the cache the states of the runs, by their records.
@@ -133,6 +136,13 @@ def cached(
         state = cache[StateKey(prompt, opened.owner)]
     if state is not None and state.owner != opened.owner:
         state = None  # of a cache of the user's own
+    if state is not None and load is not None:
+        with opened.runner.visit() as sequence:
+            is_worth = _holds_more(state, sequence, prompt)
+        if is_worth:
+            with suppress(ContextFullError):  # as without a cache: the prompt is read
+                load(state)
+        state = None
 
     def keep(i: int, sequence: SequenceState) -> None:
         kept[i] = opened.state_of(sequence)

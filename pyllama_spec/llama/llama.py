@@ -870,7 +870,9 @@ class Llama(Closeable):
         records = [run.record for run in runs]
         store = None
         if self.cache is not None and not is_list:
-            store = cached(self._opened, self.cache, runs)
+            is_own = "load_state" in vars(self) or type(self).load_state is not Llama.load_state
+            load = self.load_state if is_own else None  # replaced by the program: it is called
+            store = cached(self._opened, self.cache, runs, load)
 
         def end() -> None:
             if store is not None:
