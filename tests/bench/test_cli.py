@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,13 @@ import gguf
 import pytest
 
 from pyllama_spec import bench
-from pyllama_spec.bench import machine
 from pyllama_spec.bench.figures import Pair
 from pyllama_spec.bench.report import FORMAT
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters.model_drafter import weight_bytes
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import EngineError, UnsupportedError
+from pyllama_spec.errors import EngineError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
 from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
 from tests.models import model_path
@@ -112,33 +109,7 @@ def test_the_plot_has_the_speedups(tmp_path: Path) -> None:
     bench.plot(made_up_result([]), path)
 
 
-def test_without_matplotlib_nothing_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UnsupportedError, match=r"pip install pyllama_spec\[bench\]"):
-        bench.check_plot(tmp_path / "out.png")
-    assert main(arguments(tmp_path, "--plot", tmp_path / "out.png")) == 1
-    shown = capsys.readouterr()
-    assert "pip install pyllama_spec[bench]" in shown.err and not shown.out
-
-
 # --- machine and weights
-
-
-def test_a_file_is_described_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model.gguf"
-    data = bytes(range(256)) * 4096 * 3
-    path.write_bytes(data)
-    whole = machine.describe_file(path)
-    assert whole == {
-        "name": "model.gguf", "size_bytes": len(data), "sha256_of": "the whole file",
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }  # fmt: skip
-    monkeypatch.setattr(machine, "_WHOLE_FILE_BYTES", 2**21)
-    ends = machine.describe_file(path)
-    assert ends["sha256"] == hashlib.sha256(data[: 2**20] + data[-(2**20) :]).hexdigest()
-    assert "first and the last" in ends["sha256_of"]
 
 
 def test_tensor_sizes_are_those_of_the_file() -> None:
@@ -161,23 +132,3 @@ def test_what_a_token_does_not_read_is_not_counted() -> None:
     experts = {"blk.0.ffn_up_exps.weight": 800, "blk.0.ffn_gate_shexp.weight": 7}
     of_eight = {**metadata, "qwen3moe.expert_count": "8", "qwen3moe.expert_used_count": "2"}
     assert bytes_per_token(experts, of_eight) == 207
-
-
-def test_the_file_has_each_prompt_as_soon_as_it_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, run = tmp_path / "out.json", Side.run
-    found: list[list[str] | None] = []
-
-    def watched(self: Side, prompt: Sequence[int], n_tokens: int) -> Run:
-        report = json.loads(out.read_text()) if out.exists() else None
-        assert report is None or report["interrupted"] is True
-        found.append(report and [prompt["id"] for prompt in report["prompts"]])
-        return run(self, prompt, n_tokens)
-
-    monkeypatch.setattr(Side, "run", watched)
-    assert main(arguments(tmp_path, "--json", out)) == 0
-    # The warm-up and the first prompt are two texts each, and so on.
-    assert found[:4] == [None] * 4
-    assert found[4:6] == [["chat"]] * 2
-    assert json.loads(out.read_text())["interrupted"] is False

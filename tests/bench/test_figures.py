@@ -11,9 +11,7 @@ from pyllama_spec.bench.figures import (
     Pair,
     acceptance_by_depth,
     compare,
-    find_fork,
     repeats_of,
-    spread,
     total,
 )
 from pyllama_spec.bench.report import notes
@@ -41,17 +39,6 @@ def test_the_speed_by_processor_time_is_of_the_rounds_alone() -> None:
     assert both.cpu_speedup == 4.0
     assert to_json(made_up_result([one_prompt(Pair(plain, spec))]))["summary"]["cpu_speedup"] == 4.0
     assert compare([Pair(made_up_run([], 0.0), spec)]).cpu_speedup is None
-
-
-def test_nothing_measured_is_no_number() -> None:
-    nothing = total([])
-    assert nothing.tps is None
-    assert nothing.cpu_tps is None
-    assert nothing.end_to_end_tps is None
-    assert compare([]).speedup is None
-    assert spread([None]) is None
-    # A text that ends with its first token has no rounds.
-    assert total([made_up_run([], 0.0)]).tps is None
 
 
 def test_spread_of_a_prompt_and_of_the_repeats() -> None:
@@ -84,16 +71,6 @@ def test_the_round_that_an_end_token_cuts_has_no_verdict() -> None:
     unreached = acceptance_by_depth([made_up_run([(2, 0)], 1.0)])[1]
     assert unreached.rate is None
     assert unreached.rate_of_drafted == 0.0
-
-
-def test_a_fork_is_the_first_difference() -> None:
-    same = Pair(made_up_run([(0, 0)] * 4, 1.0), made_up_run([(4, 3)], 1.0))
-    assert same.is_same
-    assert find_fork([same, same]) is None
-    shorter = Pair(same.plain, made_up_run([(2, 1)], 1.0))
-    assert find_fork([same, shorter]) == 3
-    other = Pair(same.plain, made_up_run([(4, 3)], 1.0, first=7))
-    assert find_fork([other]) == 0
 
 
 def test_what_became_of_the_drafter_is_said() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from pyllama_spec import Llama, bench
 from pyllama_spec.bench.sides import Run, Side, open_sides
 from pyllama_spec.drafters import Suffix
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError, ContextFullError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.bench.tools import CHAT, LINES, tiny_config, write_prompts
 from tests.models import model_path
@@ -132,34 +130,6 @@ def test_a_fork_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     result = bench.run(tiny_config(tmp_path, model_path=model_path("perm")))
     assert result.prompts[1].fork == 7
     assert bench.to_json(result)["summary"]["same_text"] is False
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({"n_ctx": 30}, ContextFullError), ({"model_path": "nix.gguf"}, ModelLoadError),
-        ({"draft": "nix"}, ArgumentError), ({"model_path": "perm_eagle3"}, UnsupportedError),
-        ({"model_path": "llama", "draft": "perm_eagle3"}, ArgumentError),
-    ],
-)  # fmt: skip
-def test_what_cannot_run_is_refused_before_it_runs(
-    tmp_path: Path, options: dict[str, Any], kind: type[Exception]
-) -> None:
-    known = {one: model_path(one) for one in ("llama", "perm_eagle3")}
-    with pytest.raises(kind):
-        bench.run(tiny_config(tmp_path, **{k: known.get(v, v) for k, v in options.items()}))
-
-
-def test_the_report_has_the_texts_the_machine_and_the_files(result: bench.BenchResult) -> None:
-    report = json.loads(json.dumps(bench.to_json(result), allow_nan=False))
-    for prompt in report["prompts"]:
-        assert prompt["same_text"] is True and prompt["fork"] is None
-        assert prompt["speedup"] == pytest.approx(prompt["spec_tps"] / prompt["plain_tps"])
-        assert 0 < prompt["accepted"] <= prompt["drafted"]
-    assert set(report["categories"]) == {"a", "b"}
-    assert report["machine"]["cpu_model"] and report["versions"]["engine"]
-    assert len(report["files"]["target"]["sha256"]) == 64
-    assert report["started"] <= report["finished"]
 
 
 # ---- several drafts in one run, each against the same plain texts

@@ -48,15 +48,3 @@ def test_an_undecided_meaning_names_the_option(tmp_path: Path, capsys: Captured)
     assert "--layer-ids input (id k enters layer k) or --layer-ids output" in seen.err
     assert seen.err.count("\n") == 1
     assert main([*command, "--layer-ids", "input"]) == 0
-
-
-def test_notes_go_to_stderr(tmp_path: Path, capsys: Captured) -> None:
-    head = make_head()
-    head.config["num_hidden_layers"] = 40
-    folder = write_head(tmp_path / "draft", "safeailab", head)
-    target = write_target(tmp_path / "target.gguf")
-    out = str(tmp_path / "out.gguf")
-    assert main(["convert", str(folder), "--target", str(target), "-o", out]) == 0
-    seen = capsys.readouterr()
-    assert seen.err == "[note: one layer, though config.json says num_hidden_layers 40]\n"
-    assert seen.out.count("\n") == 1

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pyllama_spec.errors import ConversionError
@@ -22,8 +21,6 @@ from tests.convert.dflash_tools import (
     write_draft,
 )
 from tests.convert.tools import make_head, write_head, write_target
-
-ZEROS = np.zeros((2, 2), np.float32)
 
 
 def refused(tmp_path: Path, draft: DflashDraft, message: str, layout: str = "zlab") -> None:
@@ -42,14 +39,6 @@ def test_there_is_no_default_block(tmp_path: Path, layout: str, value: object) -
         assert convert_written(tmp_path, layout, draft).block_size == 1
         return
     refused(tmp_path, draft, "config.json.*block_size", layout)
-
-
-def test_a_block_that_the_engine_refuses_is_refused_here(tmp_path: Path) -> None:
-    draft = make_draft("dspark")
-    draft.config["block_size"] = 33
-    refused(tmp_path, draft, "block_size.*Markov head the engine takes 32", "deepspec")
-    draft.config["block_size"] = 32
-    assert convert_written(tmp_path, "deepspec", draft).block_size == 32
 
 
 @pytest.mark.parametrize("value", [None, "<mask>", -1, True, 1.5, N_VOCAB])
@@ -113,51 +102,6 @@ def test_odd_values_are_no_crash(tmp_path: Path, kind: str, layout: str) -> None
             (tmp_path / "d" / "config.json").write_text(json.dumps({**base, key: value}))
             with contextlib.suppress(ConversionError):
                 convert(tmp_path / "d", target=target)
-
-
-NAMES = [
-    ("layers.1.self_attn.q_proj.bias", r"q_proj\.bias has the shape \[2, 2\]"),
-    ("modality_head.proj.weight", r"config.json does not explain: .*modality_head\.proj\.weight"),
-    ("layers.2.mlp.up_proj.weight", r"num_hidden_layers 2, .* \[0, 1, 2\]"),
-]
-
-
-@pytest.mark.parametrize(("name", "message"), NAMES)
-def test_tensors_are_refused(tmp_path: Path, name: str, message: str) -> None:
-    draft = make_draft("dspark")
-    draft.tensors[name] = ZEROS
-    with pytest.raises(ConversionError, match=message) as raised:
-        convert_written(tmp_path, "specforge", draft)
-    assert name.partition(".")[0] in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"embedding_length": 64}, "32 wide and the target 64"),
-        ({"n_vocab": 290}, "mask_token_id is 300, and the target has 290 tokens"),
-    ],
-)
-def test_another_target(tmp_path: Path, keys: dict[str, int], message: str) -> None:
-    folder = write_draft(tmp_path / "draft", "specforge", make_draft("dspark"))
-    sizes: dict[str, Any] = {"embedding_length": N_EMBD, **keys}
-    target = write_target(tmp_path / "t.gguf", **sizes)
-    with pytest.raises(ConversionError, match=message):
-        convert(folder, target=target)
-
-
-def test_llama3_rope_and_mrope(tmp_path: Path) -> None:
-    draft = make_draft()
-    draft.config["rope_scaling"] = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 2048,
-    }  # fmt: skip
-    folder = write_draft(tmp_path / "draft", "zlab", draft)
-    keys = {"embedding_length": N_EMBD, "rope.dimension_sections": [4, 2, 2, 0]}
-    target = write_target(tmp_path / "t.gguf", "qwen35", **keys)
-    with pytest.raises(ConversionError, match="'llama3' is not supported for a target with M-RoPE"):
-        convert(folder, target=target)
-    assert convert(folder).n_tensors == len(draft.gguf) + 1
 
 
 def test_kinds_are_recognised_by_content(tmp_path: Path) -> None:

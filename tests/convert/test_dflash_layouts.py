@@ -148,12 +148,6 @@ def test_padding_is_cut(tmp_path: Path) -> None:
     assert gguf_tensors(report.path)["markov_w1.weight"][2] == first
 
 
-def test_a_confidence_head_may_have_no_bias(tmp_path: Path) -> None:
-    draft = make_draft("dspark")
-    del draft.tensors["confidence_head.proj.bias"], draft.gguf["conf_proj.bias"]
-    check_equal(convert_written(tmp_path, "deepspec", draft).path, draft.gguf)
-
-
 def test_biases_of_attention(tmp_path: Path) -> None:
     """As z-lab/gpt-oss-20b-DFlash has them."""
     draft = make_draft()

@@ -11,7 +11,6 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from pyllama_spec.errors import ConversionError
 from tests.convert.dflash_tools import (
     N_EMBD,
     N_VOCAB,
@@ -80,18 +79,6 @@ def test_a_quantised_output_becomes_f16(tmp_path: Path) -> None:
     assert "output.weight of the target is quantised, and copied as F16" in report.notes
 
 
-def test_matrices_of_the_target_are_missing(tmp_path: Path) -> None:
-    draft = make_draft(own=("token_embd",))
-    with pytest.raises(ConversionError, match=r"no output: that needs output.weight \[320, 32\]"):
-        convert_written(tmp_path, "zlab", draft)
-    folder = write_draft(tmp_path / "again", "zlab", draft)
-    target_with(tmp_path / "cut.gguf")
-    whole = (tmp_path / "cut.gguf").read_bytes()
-    (tmp_path / "cut.gguf").write_bytes(whole[:-100])
-    with pytest.raises(ConversionError, match="cut"):
-        convert(folder, target=tmp_path / "cut.gguf")
-
-
 SCALES: list[tuple[str, dict[str, Any], float | None]] = [
     ("llama", {}, None),
     ("gemma3", {}, math.sqrt(N_EMBD)),
@@ -110,13 +97,6 @@ def test_embedding_scale(
     keys = gguf_keys(convert_written(tmp_path, "zlab", draft, target=target).path)
     scale_key = keys.get("dflash.embedding_scale")
     assert scale_key == (None if scale is None else pytest.approx(scale))
-
-
-def test_speculators_trains_with_a_plain_table(tmp_path: Path) -> None:
-    target = write_target(tmp_path / "t.gguf", "gemma4", embedding_length=N_EMBD)
-    report = convert_written(tmp_path, "redhat", make_draft(reduced=True), target=target)
-    assert "dflash.embedding_scale" not in gguf_keys(report.path)
-    assert "as speculators trains it" in report.notes[-1]
 
 
 @pytest.mark.parametrize("sections", [[11, 11, 10, 0], [24, 20, 20, 0], [0, 0, 0, 0]])

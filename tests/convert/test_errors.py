@@ -13,10 +13,7 @@ from pyllama_spec.convert import convert_draft
 from pyllama_spec.errors import ArgumentError, ConversionError
 from tests.convert.tools import (
     N_DRAFT,
-    N_EMBD,
-    N_VOCAB,
     Head,
-    convert,
     convert_head,
     make_head,
     write_head,
@@ -54,20 +51,6 @@ def test_wrong_shape(tmp_path: Path, name: str, axis: int) -> None:
     head.tensors[name] = np.concatenate([array, array.take([0], axis)], axis)
     stem = name.rpartition("layers.0.")[2].removesuffix(".weight").split(".")[-1]
     refused(tmp_path, head, stem)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "layers.0.self_attn.qk_scale", "layers.1.mlp.up_proj.weight", "final_norm.weight",
-        "layers.0.mlp.up_proj.bias", "embed_tokens.bias", "logit_bias", "layers.0.norm.weight",
-        "layers.0.self_attn.sinks", "layers.0.mlp.up_proj.weight_scale",
-    ],
-)  # fmt: skip
-def test_extra_tensor(tmp_path: Path, name: str) -> None:
-    head = make_head()
-    head.tensors[name] = np.ones(3, np.float32)
-    refused(tmp_path, head, "layers|" + name.split(".", 2)[-1])
 
 
 Change = Callable[[Head], Any]
@@ -163,19 +146,6 @@ def test_numbers_are_finite(tmp_path: Path, name: str, value: float) -> None:
     refused(tmp_path, head, f"{name.rpartition('layers.0.')[2]}.* not finite")
 
 
-def test_padding_is_cut(tmp_path: Path) -> None:
-    """Rows beyond the tokens of the target's GGUF are dropped."""
-    head = make_head(n_draft_vocab=None)
-    folder = write_head(tmp_path / "draft", "specforge", head)
-    target = write_target(tmp_path / "small.gguf", n_vocab=312)
-    report = convert(folder, target=target)
-    assert "embed_tokens.weight is cut from 320 to the target's 312 rows" in report.notes[-2]
-    assert "lm_head.weight is cut from 320 to the target's 312 rows" in report.notes[-1]
-    larger = write_target(tmp_path / "large.gguf", n_vocab=328)
-    with pytest.raises(ConversionError, match="320 rows, fewer than the target's 328 tokens"):
-        convert(folder, target=larger)
-
-
 def test_output_is_an_input_or_nowhere(tmp_path: Path) -> None:
     folder = write_head(tmp_path / "draft", "specforge", make_head())
     target = write_target(tmp_path / "target.gguf")
@@ -187,20 +157,3 @@ def test_output_is_an_input_or_nowhere(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             convert_draft(folder, target, out)
-
-
-def test_width_of_the_target_matters(tmp_path: Path) -> None:
-    folder = write_head(tmp_path / "draft", "specforge", make_head())
-    target = write_target(tmp_path / "wide.gguf", embedding_length=N_EMBD + 16)
-    with pytest.raises(ConversionError, match=r"fc\.weight reads 192 columns, .* multiple of 80"):
-        convert(folder, target=target)
-
-
-def test_vocabulary_of_the_target_matters(tmp_path: Path) -> None:
-    """A head without an embedding is refused only for a target with another vocabulary."""
-    folder = write_head(tmp_path / "draft", "specforge", make_head(own_embedding=False))
-    target = write_target(tmp_path / "other.gguf", n_vocab=N_VOCAB + 2049)
-    with pytest.raises(ConversionError, match=r"vocabulary of 320 tokens .* has 2369"):
-        convert(folder, target=target)
-    target = write_target(tmp_path / "padded.gguf", n_vocab=N_VOCAB + 2048)
-    convert(folder, target=target)

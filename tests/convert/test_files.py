@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.convert.checkpoint import open_checkpoint
-from pyllama_spec.convert.tensor_files import read_safetensors, read_torch
+from pyllama_spec.convert.tensor_files import read_safetensors
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import SourceTensor, to_float32
 from tests.convert.tools import (
@@ -129,13 +128,6 @@ def test_no_safetensors(tmp_path: Path, data: bytes, message: str) -> None:
         read_safetensors(path)
 
 
-def test_a_pickle_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-    with pytest.raises(ConversionError, match="install torch"):
-        read_torch(tmp_path / "pytorch_model.bin")
-
-
 def sharded(folder: Path) -> dict[str, str]:
     """Splits a head into two files with an index; returns the index."""
     head = make_head()
@@ -171,38 +163,3 @@ def test_shards(tmp_path: Path) -> None:
         write(changed)
         with pytest.raises(ConversionError, match=message):
             open_checkpoint(folder)
-
-
-def test_folders(tmp_path: Path) -> None:
-    folder = write_head(tmp_path / "draft", "specforge", make_head())
-    model = folder / "model.safetensors"
-    with pytest.raises(ConversionError, match=r"model\.safetensors is a file; give the folder"):
-        open_checkpoint(model)
-    with pytest.raises(ConversionError, match="none does not exist: a checkpoint is a folder"):
-        open_checkpoint(tmp_path / "none")
-    (folder / "other.safetensors").write_bytes(model.read_bytes())
-    assert open_checkpoint(folder).tensors
-    model.unlink()
-    assert open_checkpoint(folder).tensors
-    (folder / "third.safetensors").write_bytes(b"")
-    with pytest.raises(ConversionError, match=r"other\.safetensors, third\.safetensors without"):
-        open_checkpoint(folder)
-    for path in folder.glob("*.safetensors"):
-        path.unlink()
-    with pytest.raises(ConversionError, match=r"neither model\.safetensors or pytorch_model\.bin"):
-        open_checkpoint(folder)
-    write_safetensors(model, {})
-    with pytest.raises(ConversionError, match="holds no tensors"):
-        open_checkpoint(folder)
-    for text, message in (
-        ("{", "is not JSON"),
-        ("[1]", "holds a list, not an object"),
-        ("[" * 100_000, "is not JSON"),
-        ("\xff", "is not JSON"),
-    ):
-        (folder / "config.json").write_bytes(text.encode("latin-1"))
-        with pytest.raises(ConversionError, match=message):
-            open_checkpoint(folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(ConversionError, match=r"config\.json does not exist"):
-        open_checkpoint(folder)

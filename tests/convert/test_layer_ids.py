@@ -88,17 +88,6 @@ def test_one_off_is_one_off(tmp_path: Path, layout: str, shift: int) -> None:
     assert gguf_keys(report.path)["eagle3.target_layers"] == list(inputs)
 
 
-def test_options_reach_the_rule(tmp_path: Path) -> None:
-    head = make_head()
-    head.config["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
-    with pytest.raises(ConversionError, match="--layer-ids"):
-        convert_head(tmp_path, "specforge", head)
-    assert convert_head(tmp_path, "specforge", head, layer_ids="input").target_layers == (2, 4, 5)
-    report = convert_head(tmp_path, "specforge", head, layer_ids="output")
-    assert report.target_layers == (3, 5, 6)
-    assert report.layer_ids == "output"
-
-
 # ---- layer ids of DFlash drafts: the list's name decides what they count
 
 
@@ -150,9 +139,3 @@ def test_ids_of_blocks_are_refused(
     draft.more = more
     with pytest.raises(ConversionError, match=message):
         convert_written(tmp_path, layout, draft)
-
-
-def test_both_lists_may_say_the_same(tmp_path: Path) -> None:
-    draft = make_draft()
-    draft.more = {"target_layer_ids": [1, 4, 6]}
-    assert convert_written(tmp_path, "speculators", draft).target_layers == (2, 5, 7)

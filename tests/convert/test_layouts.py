@@ -16,12 +16,10 @@ from tests.convert.tools import (
     N_VOCAB,
     Array,
     check_equal,
-    convert,
     convert_head,
     gguf_keys,
     gguf_tensors,
     make_head,
-    write_head,
 )
 from tests.models import write_eagle3
 
@@ -162,22 +160,6 @@ def test_tied_output_is_the_embedding(tmp_path: Path) -> None:
     head.config["tie_word_embeddings"] = True
     tensors = gguf_tensors(convert_head(tmp_path, "specforge", head).path)
     assert tensors["output.weight"] == tensors["token_embd.weight"]
-
-
-def test_one_layer_whatever_the_config_says(tmp_path: Path) -> None:
-    head = make_head()
-    head.config["num_hidden_layers"] = 40
-    report = convert_head(tmp_path, "safeailab", head)
-    check_equal(report.path, head.gguf)
-    assert report.n_layer == 1
-    assert "num_hidden_layers 40" in report.notes[0]
-
-
-def test_name_of_a_cached_download(tmp_path: Path) -> None:
-    folder = tmp_path / "models--someone--Some-Draft" / "snapshots" / "0123abc"
-    write_head(folder, "safeailab", make_head())
-    path = convert(folder, tmp_path / "out.gguf").path
-    assert gguf_keys(path)["general.name"] == "Some-Draft"
 
 
 def test_buffers_of_rope_are_ignored(tmp_path: Path) -> None:

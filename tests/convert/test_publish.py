@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from pyllama_spec.gguf.reader import read_gguf
 from pyllama_spec.gguf.values import read_floats, read_ids
 from tests.convert.tools import N_DRAFT, make_head, write_head, write_target
 from tests.models import model_path
-
-HEADS = Path(__file__).parents[2] / "examples" / "drafts"
 
 
 def check_same(draft: Path, again: Path) -> None:
@@ -49,25 +46,6 @@ def test_a_head_comes_back(layout: str, kind: str, is_plain: bool, tmp_path: Pat
     check_same(tmp_path / "draft.gguf", tmp_path / "again.gguf")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["draft_vocab_size"] == N_DRAFT
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("smollm2-135m", {"block_count": 30, "embedding_length": 576, "n_vocab": 49152}),
-        ("qwen2.5-coder-0.5b", {"block_count": 24, "embedding_length": 896, "n_vocab": 151936}),
-    ],
-)
-def test_the_heads_of_the_repository_come_back(
-    layout: str, name: str, sizes: dict[str, Any], tmp_path: Path
-) -> None:
-    draft = HEADS / f"{name}-eagle3.gguf"
-    target = write_target(tmp_path / "target.gguf", **sizes)
-    publish_eagle3(draft, tmp_path / "out", layout)
-    convert_draft(tmp_path / "out", target, tmp_path / "again.gguf")
-    check_same(draft, tmp_path / "again.gguf")
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

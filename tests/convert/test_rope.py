@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from numpy.typing import NDArray
 from pyllama_spec.convert.config import Fields
 from pyllama_spec.convert.rope import read_rope
 from pyllama_spec.errors import ConversionError
-from tests.convert.tools import convert_head, gguf_keys, gguf_tensors, make_head
-from tests.models import Eagle3Config, RopeScaling, eagle3_tensors
 
 LOG4 = math.log(4)
 LLAMA3 = {
@@ -41,13 +38,6 @@ def keys_of(head_size: int = 8, **config: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_plain(config: dict[str, Any]) -> None:
     assert keys_of(**config) == {"rope.dimension_count": 8, "rope.freq_base": 5e5}
-
-
-def test_default_base() -> None:
-    rope = read_rope(Fields({}), 8)
-    assert rope.keys["rope.freq_base"] == 10000.0
-    assert "no rope_theta in config.json: 10000" in rope.notes[0]
-    assert not read_rope(Fields({"rope_theta": 1e6}), 8).notes
 
 
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
@@ -149,23 +139,3 @@ def test_numbers_are_never_guessed(scaling: dict[str, Any], key: str) -> None:
 def test_what_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConversionError, match=message):
         keys_of(**config)
-
-
-@pytest.mark.parametrize("layout", ["specforge", "speculators"])
-def test_llama3_in_a_file(tmp_path: Path, layout: str) -> None:
-    """The factors equal those of the tests' own builder."""
-    head = make_head()
-    head.config["rope_scaling"] = LLAMA3
-    if layout == "speculators":
-        head.config["rope_scaling"] = None
-        head.config["rope_theta"] = 10000.0
-    path = convert_head(tmp_path, layout, head).path
-    if layout == "specforge":
-        rope = RopeScaling("llama3", factor=8.0, original_context=256)
-        expected = eagle3_tensors(Eagle3Config(rope=rope))["rope_freqs.weight"]
-        kind, shape, raw = gguf_tensors(path)["rope_freqs.weight"]
-        assert (kind, shape) == ("F32", expected.shape)
-        assert np.frombuffer(raw, np.float32) == pytest.approx(expected, rel=1e-6)
-    else:
-        assert "rope_freqs.weight" not in gguf_tensors(path)
-        assert gguf_keys(path)["eagle3.rope.freq_base"] == 10000.0

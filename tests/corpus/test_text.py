@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +13,10 @@ import pytest
 from pyllama_spec.bench.config import OWN_PROMPTS
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
-from pyllama_spec.train import CheckpointError, TrainError
-from pyllama_spec.train.corpus.build import corpus_identity
+from pyllama_spec.train import TrainError
 from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.generate import draw, top_k_of
 from pyllama_spec.train.corpus.quality import distinct_ratio, ends_in_loop, is_repetitive
-from pyllama_spec.train.corpus.store import CorpusStore
 from pyllama_spec.train.corpus.tasks import (
     draw_prompt_seed,
     file_prompts,
@@ -28,7 +24,6 @@ from pyllama_spec.train.corpus.tasks import (
     make_source,
     own_prompts,
     read_prompt_seeds,
-    read_prompts,
 )
 from tests.corpus.tools import LAYERS, N_TOP, config, make, tokens
 from tests.models import model_path
@@ -47,22 +42,6 @@ def test_top_is_the_head_of_the_sorted_row(n_vocab: int) -> None:
         assert top[0].tolist() == expected.tolist()
         log_p = row - np.logaddexp.reduce(row.astype(np.float64))
         np.testing.assert_allclose(top[1], log_p[expected], atol=2e-4)
-
-
-@pytest.mark.parametrize("n_vocab", [5, 5000])
-@pytest.mark.parametrize("n_bad", [1, 0])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_rows_that_are_no_numbers_are_refused(n_vocab: int, n_bad: int, bad: float) -> None:
-    """A row is refused for one at any position, and for all (n_bad=0); -inf excludes a token."""
-    rng = np.random.default_rng(n_vocab)
-    for _ in range(8):
-        row = rng.standard_normal(n_vocab).astype(np.float32)
-        row[rng.permutation(n_vocab)[: n_bad or n_vocab]] = bad
-        if bad < 0 and n_bad:
-            assert np.isfinite(top_k_of(row, 4)[1]).all()
-        else:
-            with pytest.raises(TrainError, match=rf"not numbers \({bad}\)"):
-                top_k_of(row, 8)
 
 
 def test_draws_follow_the_temperature() -> None:
@@ -91,23 +70,6 @@ def test_a_loop_is_found_and_its_first_turns_are_kept() -> None:
 
 
 # --- prompts
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", r"prompts\.jsonl"),
-        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2: "),
-        ('{"id": "a", "prompt": "a"}\n' * 2, "line 2: "),
-    ],
-)
-def test_a_bad_prompts_file_is_named_with_its_line(text: str, reason: str, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(TrainError, match=reason):
-        read_prompts(path)
-    with pytest.raises(TrainError, match="cannot read the prompts file"):
-        read_prompts(tmp_path / "none.jsonl")
 
 
 def test_prompts_of_a_file_come_in_passes(writer: Model, prompts: Path) -> None:
@@ -234,43 +196,6 @@ def test_more_tokens_are_appended_and_fewer_are_a_beginning(
         make(writer, tmp_path / "c", config(prompts, n_tokens=200))
 
 
-def test_a_corpus_of_other_settings_is_refused(
-    writer: Model, tmp_path: Path, prompts: Path
-) -> None:
-    make(writer, tmp_path / "c", config(prompts))
-    with pytest.raises(CheckpointError, match=r"seed=1, and this run has 2.*--work"):
-        make(writer, tmp_path / "c", config(prompts, seed=2))
-    with pytest.raises(CheckpointError, match="target_sha256='target'"):
-        CorpusStore(tmp_path / "c", corpus_identity(config(prompts), "another"))
-    prompts.write_text('{"prompt": "other"}\n', encoding="utf-8")
-    with pytest.raises(CheckpointError, match="prompts_sha256"):
-        make(writer, tmp_path / "c", config(prompts))
-
-
-@pytest.mark.parametrize(
-    ("template", "changes", "reason"),
-    [
-        ({}, {"user_temperature": 0.0, "max_user": 3}, "prompt seen: 25"),
-    ],
-)
-def test_a_target_that_says_nothing_new_comes_to_an_end(
-    template: dict[str, Any], changes: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    """The run ends, at once or later, and names a number of tokens that training accepts."""
-    settings = config(
-        None, n_tokens=50_000, n_ctx=40, n_parallel=16, prompt_seed_share=0.0, greedy_share=1.0
-    )
-    settings = replace(settings, **changes)
-    with Model(model_path("llama", **template)) as target:
-        with pytest.raises(TrainError, match=r"^only \d of the last 256 sequences") as caught:
-            make(target, tmp_path / "c", settings)
-        assert re.search(reason, str(caught.value))
-        found = re.search(r"--tokens (\d+)\)", str(caught.value))
-        assert found is not None
-        n = int(found[1])
-        assert make(target, tmp_path / "c", replace(settings, n_tokens=n)).n_answer == n > 0
-
-
 def test_a_full_disk_keeps_what_was_there(
     writer: Model, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,31 +211,3 @@ def test_a_full_disk_keeps_what_was_there(
     assert not list(tmp_path.rglob("*.part"))
     again = make(writer, tmp_path / "c", config(prompts, n_tokens=400))
     assert tokens(again)[: len(few.sequences)] == tokens(few)
-
-
-def test_a_user_turn_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
-    with Model(model_path("llama")) as endless:
-        corpus = make(endless, tmp_path / "c", config(None, max_user=3, prompt_seed_share=0.0))
-        for sequence in corpus.sequences:
-            text = endless.vocab.detokenize(sequence.tokens.tolist(), special=True)
-            assert text.startswith(b"<|im_start|>user\n")
-            n = int(np.argmax(sequence.mask))
-            source = own_prompts(endless, config(None, prompt_seed_share=0.0))
-            assert n == len(source.shared) + 1 + 3 + len(source.after_user)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_user": 3, "min_answer": 78},  # leaves no room for an answer
-        {"max_user": 500, "prompt_seed_share": 0.0},  # is longer than the context
-    ],
-)
-def test_a_target_that_writes_nothing_of_use_says_so(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
-    with (
-        Model(model_path("llama")) as endless,
-        pytest.raises(TrainError, match=r"none of the first 256.*user turn: 256.*--prompts"),
-    ):
-        make(endless, tmp_path / "c", config(None, n_parallel=16, **changes))

@@ -7,19 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from pyllama_spec.drafters import (
-    NO_DRAFT,
     Committed,
     Draft,
     Drafter,
-    DrafterWrapper,
     DraftRequest,
-    PromptLookup,
-    SequenceErrors,
     TokenView,
 )
 from pyllama_spec.engine import Context, Sampler, SamplerParams
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState
-from tests.drafters.tools import N_TOKENS, PROMPTS, Moody, OnlyProposeOne, plain_texts, requests
+from tests.drafters.tools import N_TOKENS, PROMPTS, OnlyProposeOne, plain_texts
 from tests.faces.tools import GREEDY, open_tiny
 from tests.oracles import tiny, tiny_context
 
@@ -96,29 +92,6 @@ def test_a_class_with_the_list_forms() -> None:
     assert [0, 1, 2] in [sorted(seqs) for seqs in drafter.told]
 
 
-def test_a_default_propose_keeps_the_others_drafts() -> None:
-    with pytest.raises(SequenceErrors, match="sequence 1: not sequence 1") as caught:
-        Moody().propose(requests())
-    assert set(caught.value.errors) == {1}
-    assert isinstance(caught.value.errors[1], ValueError)
-    drafts = {seq: list(draft.ids) for seq, draft in caught.value.drafts.items()}
-    assert drafts == {0: [10] * 3, 2: [12] * 3}
-    # Of one sequence it is its own exception.
-    with pytest.raises(ValueError, match="not sequence 1"):
-        Moody().propose(requests()[1:2])
-    assert [list(draft.ids) for draft in Moody(bad=9).propose(requests(2))] == [
-        [10, 10], [11, 11], [12, 12],
-    ]  # fmt: skip
-
-
-def test_a_default_commit_tells_the_others() -> None:
-    drafter = Moody(where="commit")
-    with pytest.raises(SequenceErrors) as caught:
-        drafter.commit([Committed(seq, [1], 0) for seq in range(3)])
-    assert set(caught.value.errors) == {1}
-    assert drafter.heard == [("commit", 0), ("commit", 1), ("commit", 2)]
-
-
 def test_a_view_shows_the_newest_tokens() -> None:
     tokens = [1, 2, 3]
     view = TokenView(tokens)
@@ -131,31 +104,3 @@ def test_a_view_shows_the_newest_tokens() -> None:
     assert not hasattr(view, "append")
     with pytest.raises(TypeError):
         view[0] = 5  # type: ignore[index]
-
-
-# ---- names
-
-
-class Wrong(Drafter):
-    def __init__(self, answer: Draft = NO_DRAFT) -> None:
-        self.answer = answer
-
-    def propose_one(self, request: DraftRequest) -> Draft:
-        return self.answer
-
-
-def test_a_drafter_without_a_name_has_that_of_its_class() -> None:
-    class Named(Wrong):
-        name = "mine"
-
-    class Later(Wrong):
-        def __init__(self) -> None:
-            super().__init__(Draft([1]))
-            self.name = "later"
-
-    class Copies(PromptLookup):
-        """Inherits a name that was set."""
-
-    found = [one.name for one in (Wrong(), Named(), Later(), Copies(), DrafterWrapper(Wrong()))]
-    assert found == ["Wrong", "mine", "later", "prompt-lookup", "Wrong"]
-    assert (Wrong.name, Named.name) == ("Wrong", "mine")

@@ -28,7 +28,6 @@ from pyllama_spec.drafters import (
 )
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.gguf.reader import read_keys
-from pyllama_spec.llama.open_options import OpenOptions
 from tests.faces.tools import GREEDY, open_tiny
 from tests.models import model_path, perm_continuation, perm_next
 from tests.models.keys import write_keys
@@ -121,13 +120,6 @@ def prompt_of(i: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(i).integers(0, 256, size=5 + 11 * i)]
 
 
-@pytest.mark.usefixtures("toys")
-def test_one_call_registers_a_kind() -> None:
-    assert registry.is_draft("toy")
-    assert registry.is_draft("eagle3")
-    assert not registry.is_draft("llama")
-
-
 def test_a_registered_kind_drafts_for_llama(toys: Opened, tmp_path: Path) -> None:
     path = write_toy(tmp_path / "toy.gguf")
     with Llama(model_path("perm"), draft=path, controller="fixed", n_ctx=256, n_threads=1) as llm:
@@ -160,13 +152,6 @@ def test_its_check_comes_before_anything_is_opened(toys: Opened, tmp_path: Path)
     with pytest.raises(ArgumentError, match=r"toy\.gguf was made for 320 tokens"):
         Llama(target, draft=path, n_threads=1, n_ctx=10**9)
     assert len(toys.drafters) == 1
-
-
-def test_a_kind_can_be_replaced(toys: Opened, tmp_path: Path) -> None:
-    path = write_toy(tmp_path / "toy.gguf")
-    register("toy", lambda path, options: PromptLookup())
-    assert isinstance(open_draft(path), PromptLookup)
-    assert not toys.drafters
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "llama", "mtp"])
@@ -225,13 +210,3 @@ def test_names_and_objects() -> None:
     with make_drafter(path, DraftOptions(max_draft=2, lookup=0, p_min=0.5)) as drafter:
         assert isinstance(drafter, Eagle3)
         assert (drafter.max_draft, drafter.p_min) == (2, 0.5)
-
-
-@pytest.mark.parametrize("name, value", [
-    ("n_draft", -1), ("n_draft", True), ("p_min", 1.5), ("p_min", float("nan")), ("lookup", -1),
-    ("lookup", 0.5), ("draft_n_ctx", 0), ("draft_n_ctx", "many"),
-])  # fmt: skip
-def test_options_out_of_range(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        OpenOptions("m.gguf", **{name: value}).check()
-    assert caught.value.param == name

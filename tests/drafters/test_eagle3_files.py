@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
-from pyllama_spec.engine import Batch, Context, Model, quantize
+from pyllama_spec import ArgumentError, Llama, ModelLoadError
+from pyllama_spec.engine import quantize
 from tests.models import Eagle3Config, model_path
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
-from tests.oracles import tiny
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -103,41 +102,6 @@ def test_the_n_gram_table_of_an_earlier_version_is_skipped(tmp_path: Path) -> No
         texts.append(answer["choices"][0]["text"])
         assert answer["speculation"]["drafted"] > 0
     assert texts[0] == texts[1]
-
-
-def test_calls_that_do_not_fit_a_head() -> None:
-    draft = Model(model_path("eagle3", n_embd=32))
-    with (
-        Context(tiny("llama"), n_ctx=32) as target,
-        Context(draft, target=target, n_ctx=32) as head,
-    ):
-        ids, rows = Batch(2), Batch(2, n_row=192)
-        ids.extend([1, 2], 0, output_all=True)
-        with pytest.raises(ArgumentError, match="an id and a row"):
-            head.decode(ids)
-        for i in range(2):
-            rows.add(None, i, row=np.ones(192, np.float32))
-        with pytest.raises(ArgumentError, match="an id and a row"):
-            head.decode(rows)
-        rows.clear()
-        rows.extend([1, 2], 0, rows=[np.ones((2, 192), np.float32)], output_last=True)
-        with pytest.raises(UnsupportedError, match="no encoder"):
-            head.decode(rows, encode=True)
-        rows.logits = False
-        head.decode(rows)
-        likeliest, probabilities, row = head.draft_candidates(1)
-        assert (len(likeliest), len(probabilities), row.shape) == (2, 2, (32,))
-        assert 1 >= probabilities[0] >= probabilities[1] > 0
-        for i, message in ((0, "no output"), (2, "outside the last batch")):
-            with pytest.raises(ArgumentError, match=message):
-                head.draft_candidates(i)
-        with pytest.raises(ArgumentError, match="no logits"):
-            head.logits(1)
-        with pytest.raises(UnsupportedError, match="EAGLE-3"):
-            target.draft_candidates(0)
-    with pytest.raises(ArgumentError, match="100 numbers wide"):
-        rows.clear()
-        rows.extend([1], 0, rows=[np.ones((1, 100), np.float32)])
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "F16", "BF16"])

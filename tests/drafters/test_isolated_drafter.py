@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import traceback
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,10 @@ from pyllama_spec.drafters import (
     Draft,
     Drafter,
     DraftRequest,
-    Eagle3,
-    SequenceErrors,
 )
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from tests.drafters.tools import N_TOKENS, PROMPTS, Moody, OnlyProposeOne, plain_texts, requests
 from tests.faces.tools import GREEDY, open_tiny
-from tests.models import model_path
 
 
 def isolated(drafter: Drafter, n_seqs: int = 3) -> IsolatedDrafter:
@@ -62,49 +57,6 @@ def test_a_failure_is_of_its_sequence(where: str) -> None:
     assert [list(d.ids) for d in round_side.propose(requests())][1] == [11] * 3
 
 
-class Raising(Drafter):
-    """Fails in its list forms."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        raise self.error
-
-
-@pytest.mark.parametrize(
-    ("error", "failed", "drafts"),
-    [
-        (ValueError("all"), {0, 1, 2}, [[], [], []]),
-        (SequenceErrors({}), {0, 1, 2}, [[], [], []]),
-        (SequenceErrors({7: ValueError("none of these")}), {0, 1, 2}, [[], [], []]),
-        (SequenceErrors({2: ValueError("one")}), {2}, [[], [], []]),
-        (
-            SequenceErrors({2: ValueError("one")}, {0: Draft([5, 400]), 1: Draft([6] * 9)}),
-            {2},
-            [[5], [6, 6, 6], []],
-        ),
-        # What failed has no draft, whatever it says.
-        (
-            SequenceErrors({0: ValueError("one")}, {0: Draft([5]), 1: Draft([6])}),
-            {0},
-            [[], [6], []],
-        ),
-    ],
-    ids=["plain", "of nobody", "of another", "of one", "with drafts", "with its own draft"],
-)
-def test_what_a_list_form_raises(
-    error: Exception, failed: set[int], drafts: list[list[int]]
-) -> None:
-    round_side = isolated(Raising(error))
-    found = round_side.propose(requests())
-    assert [list(draft.ids) for draft in found] == drafts
-    assert round_side.failures.keys() == failed
-    # A sequence that has failed already gets nothing either.
-    again = round_side.propose(requests())
-    assert all(not again[seq].ids for seq in failed)
-
-
 def ids_of(draft: Any, n: int = 4) -> tuple[list[Any], str | None]:
     """The draft that the round gets, alone and beside another sequence's, and the failure."""
 
@@ -137,18 +89,6 @@ def test_ids_that_may_be_proposed(ids: Any, kept: list[int]) -> None:
     assert found == kept
     assert all(type(token) is int for token in found)
     assert reason is None
-
-
-def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
-    class Wide(Drafter):
-        def propose_one(self, request: DraftRequest) -> Draft:
-            p = np.array([0.5, 1.0, 0.25, 0.125], np.float32)
-            return Draft(np.array([5, 6, 400, 7]), p)  # type: ignore[arg-type]
-
-    for n, kept in ((4, 2), (2, 2), (1, 1)):
-        draft = isolated(Wide()).propose(requests(n, 1))[0]
-        assert list(draft.ids) == [5, 6][:kept]
-        assert draft.probabilities == [0.5, 1.0][:kept]
 
 
 class Failing(Drafter):
@@ -184,74 +124,6 @@ def test_the_first_failure_is_said_and_no_other(where: str) -> None:
     assert f"it failed in {where}(): " in message
     assert Path(said[0].filename) == Path(__file__)
     assert len(message) < 1000
-
-
-class Shy(Drafter):
-    """Does not begin a request while it is shy."""
-
-    is_shy = True
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
-        if self.is_shy:
-            raise ValueError("whose is it?")
-
-    def propose_one(self, request: DraftRequest) -> Draft:
-        return Draft([5])
-
-    def commit_one(self, done: Committed) -> None:
-        assert done.start == len(self.told)
-        self.told += done.tokens
-
-    def truncate(self, seq: int, n_keep: int) -> None:
-        del self.told[n_keep:]
-
-
-class OwnHead(Eagle3):
-    """A subclass of a kind of the package, with a state beside its parent's."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, 4)
-        self.n_own, self.restored = 7, (0, 0)
-
-    def save(self, seq: int) -> bytes:
-        return bytes([self.n_own]) + super().save(seq)
-
-    def restore(self, seq: int, data: bytes) -> int:
-        self.restored = data[0], super().restore(seq, data[1:])
-        return self.restored[1]
-
-
-def test_the_state_of_a_subclass_is_saved() -> None:
-    with OwnHead(model_path("eagle3")) as own, open_tiny(own) as llm:
-        llm("abab", max_tokens=12, **GREEDY)
-        state = llm.save_state()
-        llm.load_state(state)
-        assert own.restored == (7, len(state.tokens))
-
-
-def test_a_request_that_could_not_begin_is_not_drafted() -> None:
-    drafter = Shy()
-    with open_tiny(drafter) as llm:
-        with pytest.warns(UserWarning, match=r"disabled until the next prompt .* begin_request"):
-            found = llm("abab", max_tokens=12, **GREEDY)["speculation"]
-        assert (found["state"], found["proposed"], drafter.told) == ("disabled", 0, [])
-        assert "failed in begin_request(): ValueError: whose is it?" in found["reason_off"]
-        drafter.is_shy = False
-        found = llm("abab", max_tokens=12, **GREEDY)["speculation"]
-        assert (found["reason_off"], found["proposed"] > 0) == (None, True)
-
-
-def test_no_warning_ends_a_text() -> None:
-    with open_tiny() as llm:
-        want = llm("abab", max_tokens=12, **GREEDY)["choices"]
-    with warnings.catch_warnings(), open_tiny(Failing()) as llm:
-        warnings.simplefilter("error")
-        found = llm("abab", max_tokens=12, **GREEDY)
-    assert found["choices"] == want
-    assert "ZeroDivisionError" in found["speculation"]["reason_off"]
 
 
 @pytest.mark.parametrize("what", ["resume_at", "save", "restore", "truncate", "copy"])

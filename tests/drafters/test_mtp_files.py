@@ -13,7 +13,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Mtp
 from pyllama_spec.drafters.registry import wants_head
-from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.model import HEAD_ROWS, most_heads
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SpeculativeLoop
@@ -174,32 +174,6 @@ def test_a_model_that_was_loaded_without_its_head() -> None:
         _ = Mtp().model
 
 
-def test_rows_that_a_model_does_not_have() -> None:
-    with pytest.raises(UnsupportedError, match="does not expose the rows that an MTP head reads"):
-        Context(tiny("llama"), n_ctx=64, n_threads=1, target_layers=(HEAD_ROWS,))
-    with pytest.raises(ArgumentError, match=r"layer 5 is outside 0 \.\. 4"):
-        tiny("llama").check_layer_inputs((5,))
-
-
-@pytest.mark.parametrize(("ids", "rows"), [(True, False), (False, True)])
-def test_half_a_pair(ids: bool, rows: bool) -> None:
-    model = with_head("qwen35", n_heads=1)
-    with Context(model, n_ctx=64, n_threads=1, is_head=True) as context:
-        batch = Batch(4, n_row=64 if rows else 0)
-        row = np.zeros(64, np.float32) if rows else None
-        batch.add(5 if ids else None, 0, output=True, row=row)
-        with pytest.raises(ArgumentError, match="an MTP head takes an id and a row of every token"):
-            context.decode(batch)
-        for head in (-1, 1):
-            batch.head = head
-            with pytest.raises(ArgumentError, match=rf"head {head} is outside 0 \.\. 0"):
-                context.decode(batch)
-        wide = Batch(4, n_row=65)
-        wide.add(5, 0, row=np.zeros(65, np.float32))
-        with pytest.raises(ArgumentError, match="rows of 65 numbers, the model takes 64"):
-            context.decode(wide)
-
-
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 def test_the_context_of_a_head(arch: str) -> None:
     """It never has embeddings, pooling or snapshots, and it uses the target's threads."""
@@ -298,14 +272,6 @@ def test_a_head_alone_is_no_target(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="holds an MTP head and no layers"):
             model.check_layer_inputs((0,))
     assert not tiny("qwen35", n_heads=1).info.is_head_alone
-
-
-@pytest.mark.parametrize("tensor", ["token_embd.weight", "blk.2.nextn.enorm.weight"])
-def test_a_head_alone_with_a_missing_tensor(tmp_path: Path, tensor: str) -> None:
-    source = model_path("perm_mtp", arch="qwen35")
-    head = head_alone(source, tmp_path / "head.gguf", tensor)
-    with pytest.raises(ModelLoadError, match=re.escape(tensor.removesuffix(".weight"))):
-        open_llama(source, draft=head)
 
 
 # ---- auto

@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import DFlash, Eagle3, Mtp, output_part
 from pyllama_spec.drafters.output_part import DraftIds, reduced_output, rows_of
 from pyllama_spec.engine import Batch, Context, Model
-from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.dflash_tools import add_block
 from tests.eagle3_tools import target_context
 from tests.models import ENDOFTEXT, model_path, perm_continuation, perm_next
-from tests.mtp_tools import ARCHS, mtp_context, with_head, without
+from tests.mtp_tools import ARCHS, mtp_context, with_head
 from tests.oracles import LoopRun, generate, tiny
 from tests.tiers import release_except
 
@@ -132,18 +131,6 @@ def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
         context.draft_output(0)
         again, _ = said(draft, context, n_seqs)
         np.testing.assert_array_equal(again, whole)
-
-
-@each_draft
-def test_what_has_no_slot_is_never_chosen(kind: str) -> None:
-    with drafting(kind) as (draft, context, target):
-        _, chosen = said(draft, context)
-        ids = reduced_output(context, N_SLOTS, target)
-        assert isinstance(ids, DraftIds)
-        taken = {id_ for row in chosen for id_, _ in row}
-        ids.see([i for i in range(N_VOCAB) if i not in taken][:N_SLOTS])
-        _, found = said(draft, context)
-        assert all(id_ in ids and id_ not in taken for row in found for id_, _ in row)
 
 
 FOR_PERM = pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
@@ -287,32 +274,8 @@ def test_ids_that_one_of_the_two_lacks(kind: str, n_vocab: int) -> None:
     draft.close()
 
 
-def test_a_selector_has_choices() -> None:
-    draft = opened("dflash2", 3)
-    with (
-        target_context(tiny("llama"), draft) as target,
-        pytest.raises(ArgumentError, match="choose among at least 4 ids"),
-    ):
-        draft.attach(target)
-    draft.close()
-
-
 def head_context(model: Model, **options: Any) -> Context:
     return Context(model, n_ctx=64, n_batch=8, n_threads=1, is_head=True, **options)
-
-
-def reduced(context: Context, n_slots: int | None) -> DraftIds | None:
-    """reduced_output() of a head whose model is the target."""
-    return reduced_output(context, n_slots, context.model)
-
-
-def step(context: Context, pos: int = 0) -> np.ndarray:
-    rng, batch = np.random.default_rng(pos), Batch(3, n_row=context.n_row)
-    for i in range(3):
-        row = rng.standard_normal(context.n_row).astype(np.float32)
-        batch.add(40 + i, pos + i, output=True, row=row)
-    context.decode(batch)
-    return np.array([context.logits(i) for i in range(3)])
 
 
 def test_the_ids_that_were_not_seen_for_longest_make_room() -> None:
@@ -332,76 +295,6 @@ def test_the_ids_that_were_not_seen_for_longest_make_room() -> None:
         assert {i for i in range(320) if i in ids} == {100, 101, *range(104, 116), 200, 201}
         ids.see(range(300))  # more than there is room for: the last of them
         assert {i for i in range(320) if i in ids} == set(range(284, 300))
-
-
-def test_rows_are_read_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_part, "_N_READ", 7)
-    path, row_bytes = model_path("qwen35", n_heads=1), 4 * 64
-    read, rng = rows_of(path, "output.weight", row_bytes), np.random.default_rng(2)
-    tensor = next(t for t in GGUFReader(path).tensors if t.name == "output.weight")
-    whole = np.array(tensor.data).view(np.uint8).reshape(320, -1)
-    for ids in ([], [5], [319, 0], [9, 8, 7], [4, 4, 5], range(320), rng.permutation(320)[:200]):
-        chosen = np.array(ids, np.int32)
-        np.testing.assert_array_equal(read(chosen), whole[chosen])
-
-
-def test_several_heads_share_it() -> None:
-    model = with_head("step35", n_heads=3)
-    texts = []
-    for n_output in (0, N_SLOTS):
-        drafter = Mtp(max_draft=3, n_output=n_output)
-        with mtp_context(model, drafter) as context:
-            run = generate(
-                SpeculativeLoop(context, drafter), SequenceState(), list(range(40, 60)), 40
-            )
-            texts.append(run.tokens)
-            assert run.stats.drafted > 0
-            assert drafter.describe()["n_output"] == (n_output or 320)
-            drafter.close()
-    assert texts[0] == texts[1]
-
-
-def test_numbers_out_of_range() -> None:
-    with pytest.raises(ArgumentError, match="n_output=-1"):
-        Mtp(n_output=-1)
-    model = with_head("qwen35", n_heads=1)
-    drafter = Mtp(n_output=321)
-    with (
-        mtp_context(model, drafter) as context,
-        pytest.raises(ArgumentError),
-    ):
-        drafter.attach(context)
-
-
-def test_a_small_vocabulary_is_left_whole() -> None:
-    with head_context(with_head("qwen35", n_heads=1)) as context:
-        assert reduced(context, None) is None
-        assert reduced(context, 0) is None
-        assert reduced(context, 320) is not None
-
-
-def test_what_cannot_be_used_in_part_is_left_whole(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
-    with head_context(with_head("perm_mtp", arch="step35", n_heads=3)) as context:
-        assert reduced(context, None) is None
-        step(context)
-    path = tmp_path / "model.gguf"
-    shutil.copy(model_path("qwen35", n_heads=1), path)
-    torso = without(path, tmp_path / "torso.gguf", "output.weight")
-    with Model(path, load_mtp=True, use_mmap=False) as model, head_context(model) as context:
-        whole = step(context)
-        for gone in (b"GGUF", torso.read_bytes()):
-            path.write_bytes(gone)
-            for n_slots in (None, 16):
-                context.memory.remove(0)
-                if n_slots is None:
-                    assert reduced(context, n_slots) is None
-                else:
-                    with pytest.raises((UnsupportedError, ModelLoadError), match="model"):
-                        reduced(context, n_slots)
-                np.testing.assert_array_equal(step(context), whole)
 
 
 def test_a_file_that_is_cut_off_later(tmp_path: Path) -> None:

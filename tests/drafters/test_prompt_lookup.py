@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from pyllama_spec.drafters import Committed, PromptLookup
-from pyllama_spec.errors import ArgumentError
 from tests.scripted import proposed
 
 SIZES = [(1, 1), (2, 2), (1, 3), (2, 4), (3, 6)]
@@ -98,19 +97,3 @@ def test_truncate_gives_the_state_of_a_fresh_one(min_ngram: int, max_ngram: int)
                 again = told(texts[i], fresh(), seq=i)
                 assert drafter.tokens(i) == texts[i]
                 assert proposal(drafter, texts[i], 6, i) == proposal(again, texts[i], 6, i)
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"max_draft": 0},
-        {"max_draft": -1},
-        {"max_ngram": 0},
-        {"min_ngram": 0},
-        {"min_ngram": -2},
-        {"max_ngram": 2, "min_ngram": 3},
-    ],
-)
-def test_sizes_that_make_no_sense(sizes: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=str(next(iter(sizes.values())))):
-        PromptLookup(**sizes)

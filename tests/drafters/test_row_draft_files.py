@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
+from pyllama_spec import ArgumentError, Llama, UnsupportedError
 from pyllama_spec.drafters import DFlash
 from pyllama_spec.engine import Context, Model
 from tests.dflash_tools import KINDS
@@ -20,7 +20,6 @@ from tests.models import model_path
 from tests.models.dflash import DFlashConfig, dflash_tensors, write_dflash
 from tests.oracles import tiny
 from tests.row_drafts import OWN_FILES, ROW_DRAFTS, each_kind
-from tests.scripted import proposed, told
 
 each_file = pytest.mark.parametrize("name", OWN_FILES)
 
@@ -84,25 +83,6 @@ def test_p_min_of_a_file_given_by_path(name: str) -> None:
     assert counts[2] == 0, "this draft is sure of nothing"
 
 
-@each_kind
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"max_draft": 0}, "max_draft=0"),
-        ({"n_ctx": 0}, "n_ctx=0"),
-        ({"p_min": -1.0}, "p_min=-1"),
-        ({"p_min": float("nan")}, "p_min"),
-    ],
-)
-def test_numbers_out_of_range(name: str, arguments: dict[str, Any], message: str) -> None:
-    with ROW_DRAFTS[name].random() as drafter:
-        kind: Any = type(drafter)
-        with pytest.raises(ArgumentError, match=message):
-            kind(drafter.model.path, **arguments)
-    with pytest.raises(ArgumentError):
-        kind(3)
-
-
 @each_file
 def test_a_draft_is_no_target(name: str) -> None:
     with pytest.raises(UnsupportedError, match="needs its target"):
@@ -119,31 +99,6 @@ def test_a_file_of_another_kind(name: str, other: str) -> None:
     else:
         with pytest.raises(ArgumentError, match=f"'{other}', not {kind.article}"):
             kind.open(model_path(other))
-
-
-@each_file
-@pytest.mark.parametrize("size", [0, 100, 5_000, 200_000])
-def test_a_truncated_file(name: str, size: int, tmp_path: Path) -> None:
-    path = tmp_path / "draft.gguf"
-    path.write_bytes(model_path(name).read_bytes()[:size])
-    with pytest.raises(ModelLoadError):
-        Llama(model_path("llama"), draft=path, n_threads=1)
-
-
-@each_file
-def test_a_context_of_a_draft_without_its_target(name: str) -> None:
-    shared = Model(model_path(name, own_embedding=False, own_output=False))
-    with pytest.raises(ArgumentError, match="target="):
-        Context(shared, n_ctx=32)
-
-
-@each_kind
-def test_a_draft_without_its_target(name: str) -> None:
-    drafter = ROW_DRAFTS[name].random()
-    with pytest.raises(ArgumentError, match="attach"):
-        drafter.commit(told([1]))
-    with pytest.raises(ArgumentError, match="attach"):
-        proposed(drafter, [1, 2], 1)
 
 
 @each_kind

@@ -12,8 +12,6 @@ from pyllama_spec.drafters.suffix.token_index import (
     MAX_MATCH,
     ORDERS,
     TokenIndex,
-    index_bytes,
-    table_bits,
 )
 
 
@@ -120,10 +118,3 @@ class _Counting:
         self.n += 1
         found: memoryview | int = self.inner[at]
         return found
-
-
-def test_sizes() -> None:
-    assert table_bits(1) == table_bits(1024) == 10
-    assert table_bits(1025) == 11
-    assert table_bits(1 << 30) == 26
-    assert index_bytes(1024) == 4 * (3 * 1024 + 2 * 1024)

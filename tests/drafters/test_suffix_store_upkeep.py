@@ -7,15 +7,13 @@ import os
 import random
 import sqlite3
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pyllama_spec.cli import main
 from pyllama_spec.drafters.suffix import upkeep
-from pyllama_spec.drafters.suffix.memory import Memory
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.engine import Model
@@ -71,36 +69,6 @@ def test_a_merge_that_fails_changes_nothing(
     assert not is_there or new.read_bytes() == before
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_merge_that_breaks_off_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
-    one, other, new = (tmp_path / f"{name}.memory" for name in ("one", "other", "new"))
-    Store(one, DIGEST).write_all([TEXT])
-    Store(other, DIGEST).write_all([list(range(k, 60_000, 7)) for k in range(3)])
-    if is_there:
-        Store(new, DIGEST).write_all([TEXT[::-1]])
-    before, files = new.read_bytes() if is_there else b"", sorted(tmp_path.iterdir())
-    right = Memory.put
-
-    def breaks_off(error: type[BaseException]) -> Callable[..., object]:
-        def put(store: Memory, ids: Sequence[int], **about: Any) -> object:
-            if len(ids) > 1000:
-                raise error(28, "No space left on device")
-            return right(store, ids, **about)
-
-        return put
-
-    for error in (OSError, KeyboardInterrupt):
-        with monkeypatch.context() as changed:
-            changed.setattr(Memory, "put", breaks_off(error))
-            assert memory("merge", new, one, other) != 0
-        assert sorted(tmp_path.iterdir()) == files
-        assert not is_there or new.read_bytes() == before
-    assert memory("merge", new, one, other) == 0
-    assert len(Store(new, DIGEST).texts()) == 4 + is_there
-
-
 # ---- forged files
 
 
@@ -154,32 +122,12 @@ def test_a_forged_text_is_left_out(tmp_path: Path, changes: str) -> None:
     assert [text.ids.tolist() for text in Store(path, DIGEST).texts()] == [TEXT[::-1]]
 
 
-@pytest.mark.parametrize("number", ["'x'", "NULL", "x'00'", "9e999", f"{2**63 - 1}", f"{-(2**63)}"])
-def test_forged_numbers_of_a_text_are_no_error(tmp_path: Path, number: str) -> None:
-    path = tmp_path / "a.memory"
-    changes = (f"{name} = {number}" for name in ("minute", "parent", "n_before"))
-    forged(path, f"UPDATE texts SET {', '.join(changes)}")
-    assert main(["memory", "show", str(path)]) == 0
-    assert main(["memory", "prune", str(path), "--days", "1e9"]) == 0
-    assert [text.ids.tolist() for text in Store(path, DIGEST).texts()] == [TEXT]
-
-
 def test_a_forged_text_before_itself_ends_no_search(tmp_path: Path) -> None:
     path = tmp_path / "a.memory"
     forged(path, "UPDATE texts SET parent = key")
     store = Store(path, DIGEST)
     store.write_all([[*TEXT[:MAX_MATCH], *TEXT[::-1]]])
     assert [text.parent for text in store.texts()] == [0, 1]
-
-
-@pytest.mark.parametrize("change", ["generation = 'x'", "max_tokens = 'many'"])
-def test_facts_that_are_forged_beside_a_request_are_a_warning(tmp_path: Path, change: str) -> None:
-    path = tmp_path / "a.memory"
-    store = Store(path, DIGEST)
-    forged(path, f"UPDATE facts SET {change}")
-    with pytest.warns(UserWarning, match="facts"):
-        store.refresh()
-        store.add(TEXT)
 
 
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
@@ -232,41 +180,6 @@ def test_build_leaves_links_in_a_folder_out(
         assert memory("build", store, named, "-m", model) == 0
         assert "left out" not in capsys.readouterr().out
     assert "swordfish" in said_by(store, model) and "codfish" in said_by(store, model)
-
-
-def test_a_build_that_fails_leaves_no_store(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text, store = tmp_path / "a.txt", tmp_path / "a.memory"
-    text.write_text("some words that are a text")
-    assert memory("build", store, text, tmp_path / "none", "-m", model) == 1
-    assert list(tmp_path.iterdir()) == [text]
-
-    def interrupt(path: Path) -> str:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as changed:
-        changed.setattr(upkeep, "text_of", interrupt)
-        assert memory("build", store, text, "-m", model) != 0
-        assert list(tmp_path.iterdir()) == [text]
-        Store(store, None if store.exists() else digest_of(model)).close()
-        assert memory("build", store, text, "-m", model) != 0
-    assert store.exists()  # it was there before
-
-
-def digest_of(model: Path) -> bytes:
-    with Model(model, vocab_only=True) as opened:
-        return vocabulary_digest(opened.vocab)
-
-
-def test_a_store_is_not_merged_into_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.memory"
-    Store(path, DIGEST).write_all([TEXT])
-    assert main(["memory", "merge", str(path), str(path)]) != 0
-    assert "into itself" in capsys.readouterr().err
-    assert len(Store(path, DIGEST).texts()) == 1
 
 
 def test_who_may_only_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,12 +268,3 @@ def test_a_text_across_a_border_of_a_files_parts(
     left = said(store, vocab)
     assert left == [part for part in parts if part in left]
     assert all(part[24:] in letters(2) for part in left) and len(left) > 3
-
-
-def test_texts_of_different_files_are_not_read_as_one(
-    store: Store, vocab: Vocab, tmp_path: Path
-) -> None:
-    parts = built(store, vocab, tmp_path, letters(5, 20), letters(6, 20))
-    assert len(parts) == 2
-    assert upkeep.forget(store, vocab, parts[0][-3:] + parts[1].strip()[:3]) == (0, 0)
-    assert said(store, vocab) == parts

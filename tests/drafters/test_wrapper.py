@@ -22,13 +22,10 @@ from pyllama_spec.drafters import (
     Mtp,
     NoDrafter,
     PromptLookup,
-    SequenceErrors,
     SmallModel,
     Suffix,
 )
-from pyllama_spec.errors import ArgumentError
-from tests.drafters.tools import Moody, requests
-from tests.faces.tools import GREEDY, open_tiny
+from tests.faces.tools import GREEDY
 from tests.models import model_path
 
 TEXT = list(b"one two three four, " * 6)
@@ -97,7 +94,6 @@ KINDS: dict[str, Callable[[], Drafter]] = {
     "lookup first of a user's": lambda: LookupFirst(Memo(), 3),
 }
 NEVER = ("none", "grammar")
-ATTRIBUTES = tuple(inspect.get_annotations(Drafter))
 
 
 def target_of(kind: str) -> Path:
@@ -167,34 +163,6 @@ def test_drafts_are_halved_in_either_form(kind: str) -> None:
     assert per_round[0] < per_round[1]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    quick_ones(["memo", "suffix", "eagle3", "small model", "lookup first of a user's"], "memo"),
-)
-@pytest.mark.parametrize("wrap", [DrafterWrapper, Halved], ids=lambda wrap: wrap.__name__)
-def test_sequences_side_by_side(kind: str, wrap: type[DrafterWrapper]) -> None:
-    found = played(kind, wrap, 3)
-    assert [texts for texts, _ in found] == [texts for texts, _ in bare(kind, 3)]
-    assert all(about["reason_off"] is None for _, about in found)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_attributes_are_those_of_the_inner_one(kind: str) -> None:
-    inner = KINDS[kind]()
-    wrapper = DrafterWrapper(inner)
-    for name in ATTRIBUTES:
-        assert getattr(wrapper, name) == getattr(inner, name), name
-    assert wrapper.can_copy is inner.can_copy
-    inner.max_draft = 3  # as a check() may change it
-    wrapper.note = "chosen here"
-    assert (wrapper.max_draft, inner.note) == (3, "chosen here")
-    wrapper.max_draft, wrapper.name = 2, "mine"
-    assert (wrapper.max_draft, inner.max_draft, wrapper.name) == (2, 3, "mine")
-    assert inner.name != "mine"
-    wrapper.close()
-    assert wrapper.is_closed is inner.is_closed
-
-
 def test_it_passes_on_whatever_a_drafter_has() -> None:
     of_its_own = {"__repr__", "__init__"}
     for name, value in vars(Drafter).items():
@@ -203,34 +171,3 @@ def test_it_passes_on_whatever_a_drafter_has() -> None:
             assert name in vars(DrafterWrapper), f"DrafterWrapper does not pass on {name}()"
     for name in inspect.get_annotations(Drafter):
         assert name in vars(DrafterWrapper), f"DrafterWrapper does not pass on {name}"
-
-
-@pytest.mark.parametrize("wrap", [DrafterWrapper, Halved, Told], ids=lambda wrap: wrap.__name__)
-def test_a_failure_inside_is_of_its_sequence(wrap: type[DrafterWrapper]) -> None:
-    with pytest.raises(SequenceErrors) as caught:
-        wrap(Moody()).propose(requests())
-    assert {seq: str(e) for seq, e in caught.value.errors.items()} == {1: "not sequence 1"}
-    assert {seq: draft.ids[0] for seq, draft in caught.value.drafts.items()} == {0: 10, 2: 12}
-    # The error itself, with its traceback, and no collection of one.
-    with pytest.raises(ValueError, match=r"^not sequence 1$") as alone:
-        wrap(Moody()).propose_one(requests()[1])
-    assert any(entry.name == "_hear" for entry in alone.traceback)
-
-
-@pytest.mark.parametrize("inner", [None, "draft.gguf", Halved, object], ids=str)
-def test_what_is_no_drafter_cannot_be_wrapped(inner: Any) -> None:
-    with pytest.raises(ArgumentError, match="drafter"):
-        DrafterWrapper(inner)
-
-
-def test_a_wrapper_in_a_session_of_llama() -> None:
-    """Its repr has the file, a closed one says so, and nothing stays attached."""
-    drafter = Halved(Eagle3(model_path("eagle3"), 4))
-    assert repr(drafter).startswith(f"<Halved {model_path('eagle3').name!r}: eagle3, max_draft=4")
-    for _ in range(2):
-        with open_tiny(drafter) as llm:
-            assert llm(TEXT, max_tokens=6, **GREEDY)["speculation"]["reason_off"] is None
-            with pytest.raises(ArgumentError, match="drafts for another open model"):
-                open_tiny(drafter)
-    drafter.close()
-    assert repr(drafter).endswith("closed>")

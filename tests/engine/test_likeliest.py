@@ -97,38 +97,6 @@ def test_none_where_all_are_left_out(context: Context) -> None:
     assert context.likeliest(2, np.full(context.model.info.n_vocab, -1, np.int32)) is None
 
 
-def test_what_fails_in_a_chain_is_raised_and_the_context_is_of_use() -> None:
-    def fails(_chain: int, _token: int, _p: float) -> bool:
-        raise LookupError("no idea")
-
-    with tiny_context(tiny("llama")) as context:
-        for at in range(3):
-            with pytest.raises(LookupError, match="no idea"):
-                context.draft_chains([1], [at], [0], fails)
-        heard: list[float] = []
-
-        def ends(_chain: int, _token: int, p: float) -> bool:
-            heard.append(p)
-            return False
-
-        context.draft_chains([1], [3], [0], ends)
-        assert len(heard) == 1
-        assert 0.0 < heard[0] <= 1.0
-
-
-def test_a_chain_without_a_counterpart_ends() -> None:
-    heard: list[tuple[int, int, float]] = []
-    with tiny_context(tiny("llama")) as context:
-        none = np.full(context.model.info.n_vocab, -1, np.int32)
-
-        def goes_on(*what: Any) -> bool:
-            heard.append(what)
-            return True
-
-        context.draft_chains([1], [0], [0], goes_on, none)
-    assert heard == [(0, -1, 0.0)]
-
-
 def test_chains_end_each_for_itself() -> None:
     """Each of three chains in one call equals the chain alone, and ends at the same token."""
     steps = {0: 1, 1: 4, 2: 2}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, SchemaError
+from pyllama_spec import SchemaError
 from pyllama_spec.constraints import call_rules, schema_grammar, schema_of
-from pyllama_spec.errors import MAX_MESSAGE, clipped
 
 BEYOND: list[dict[str, Any]] = [
     {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
@@ -61,29 +59,3 @@ def test_half_a_character_is_refused_by_its_place(schema: dict[str, Any]) -> Non
         schema_grammar(schema)
     assert caught.value.keyword
     str(caught.value).encode()
-
-
-def test_half_a_character_in_an_annotation_is_none_of_the_grammar() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert schema_grammar({"type": "string", "title": HALF, HALF: 1}).encode()
-    [warned] = caught
-    str(warned.message).encode()
-
-
-def test_no_message_of_the_package_is_endless() -> None:
-    """Every error of the package clips the values that it quotes."""
-    error = ArgumentError(problem=f"a name {'y' * 100_000} that ends here")
-    assert len(str(error)) <= MAX_MESSAGE
-    assert str(error).startswith("a name yyy")
-    assert str(error).endswith("y that ends here")
-    assert error.args[0].endswith("y that ends here")
-    assert clipped("a" * 61) == "a" * 57 + "... (61 characters)"
-    assert clipped("a" * 60) == "a" * 60
-
-
-def test_false_is_no_schema_of_an_answer() -> None:
-    with pytest.raises(ArgumentError):
-        schema_grammar(schema_of({"type": "json_object", "schema": False}))
-    with pytest.raises(SchemaError):
-        schema_grammar("false")

@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.chat.template import ChatTemplate
-from pyllama_spec.chat.tools import ToolChats, ToolRequest
-from pyllama_spec.engine import Model, Sampler, SamplerParams
+from pyllama_spec.engine import Sampler, SamplerParams
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.llama_cpp import LlamaGrammar
 from pyllama_spec.schema.charsets import holds
 from pyllama_spec.schema.languages import Table, counted, table
 from pyllama_spec.schema.numbers import Compare, Multiple, Whole, fits, number_table
 from pyllama_spec.schema.patterns import PatternError, pattern_language
-from tests.faces.families import FAMILIES, USER, templates
-from tests.models import model_path
 from tests.oracles import tiny
 
 # Each means the same in Python, but for the end of a text.
@@ -108,29 +104,6 @@ def test_a_number_is_where_its_fraction_is(rules: list[Any]) -> None:
             assert _accepts(states, text) == fits(Fraction(text), rules), text
         elif _accepts(states, text):
             assert fits(Fraction(text), rules), text
-
-
-def _tool(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
-
-
-def _calls(model: Model, family: str, tool: dict[str, Any]) -> str:
-    chats = ToolChats(model, ChatTemplate(templates()[family]))
-    try:
-        request = ToolRequest.read([tool], "required", None, None)
-        _, reader = chats.begin([USER], request, {"enable_thinking": False})
-        return str(reader.options["grammar"])
-    finally:
-        chats.close()
-
-
-def test_a_tool_may_have_a_schema_that_the_engine_cannot_read() -> None:
-    """A tool may use a reference to the whole schema, which the engine cannot read."""
-    parameters = {"type": "object", "required": ["a"], "properties": {
-        "a": {"type": "integer"}, "b": {"$ref": "#"}}}  # fmt: skip
-    with Model(model_path("llama")) as model:
-        for family in FAMILIES:
-            assert "root ::=" in _calls(model, family, _tool(parameters))
 
 
 def _likes(chain: Sampler, *tokens: int) -> int | None:

@@ -126,40 +126,6 @@ def test_the_likeliest_k_are_those_of_a_sort_of_all(k: int, cuts: dict[str, Any]
             assert what_is_drawn(few, row, 6) == what_is_drawn(whole, row, 6)
 
 
-@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1.0}])
-def test_what_may_not_come_is_no_choice(how: dict[str, Any]) -> None:
-    """Rules with penalties and cuts: equal to those over the list of all tokens."""
-    rules = {"repeat_penalty": 1.2, "min_tokens": 4, "stop_token_ids": (7, 8, 9), "seed": 2}
-    params = {**OFF, **how, **rules, "top_k": 20}
-    with (
-        closing(Sampler(model(), SamplerParams(**params))) as few,
-        closing(Sampler(model(), SamplerParams(**params, dry_multiplier=1.0))) as whole,
-    ):
-        for turn, row in enumerate(rows(8)[:2] * 4):
-            row[7:10] = 50 + np.arange(3)
-            drawn = what_is_drawn(few, row, 3)
-            assert drawn == what_is_drawn(whole, row, 3)
-            assert isinstance(drawn, list) and (drawn[0] in (7, 8, 9)) == (turn >= 4)
-            for sampler in (few, whole):
-                sampler.accept(1000 + 17 * turn)
-
-
-@pytest.mark.parametrize("bad", [math.nan, NO], ids=["one NaN", "nothing allowed"])
-@pytest.mark.parametrize("params", [{"temperature": 0, "repeat_penalty": 1.2}, {"top_k": 5}])
-def test_a_row_without_numbers_is_refused_as_over_all(params: dict[str, Any], bad: float) -> None:
-    row = rows(1)[0] if bad != NO else np.full(N_VOCAB, NO, np.float32)
-    row[-2] = bad
-    options = {**OFF, "seed": 1, **params}
-    with (
-        closing(Sampler(model(), SamplerParams(**options))) as few,
-        closing(Sampler(model(), SamplerParams(**options, dry_multiplier=1.0))) as whole,
-    ):
-        for one in (few, whole):
-            one.accept(5)
-        said = what_is_drawn(few, row, 1)
-        assert isinstance(said, str) and said == what_is_drawn(whole, row, 1)
-
-
 @pytest.mark.parametrize(
     "cuts",
     [

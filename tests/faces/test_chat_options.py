@@ -114,26 +114,6 @@ def test_a_grammar_is_of_the_answer_behind_the_thought(form: str) -> None:
     assert len(texts) == 1
 
 
-def test_calls_come_behind_a_thought_that_was_ended() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    source = templates()["Qwen-Qwen3-0.6B"]
-    call = b'<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    said = b"<think>\nabcdef"
-    with opened(chat_template=source, n_ctx=2048) as llm:
-        options: dict[str, Any] = {"tools": [tool], "max_tokens": None, "temperature": 0}
-        n = llm.create_chat_completion([USER], **{**options, "max_tokens": 1})["usage"][
-            "prompt_tokens"
-        ]
-        forced = Forced(n, [*said[:11], *CLOSE, *b"\n\n", *call])
-        response = llm.create_chat_completion(
-            [USER], thinking_token_budget=4, logits_processor=forced, **options
-        )
-        (choice,) = response["choices"]
-        assert choice["finish_reason"] == "tool_calls"
-        assert choice["message"]["reasoning_content"].strip() == "abc"
-        assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
-
-
 # ---- reasoning_effort
 
 
@@ -261,15 +241,3 @@ def test_what_cannot_go_on_is_refused(
         llm.create_chat_completion(
             [USER, last], **{"continue_final_message": True, **options, **more}, max_tokens=1
         )
-
-
-def test_a_prompt_without_a_beginning_of_the_answer() -> None:
-    with opened(chat_template=PLAIN) as llm:
-        whole = prompt_of(llm, [USER])
-        prompt = prompt_of(llm, [USER], add_generation_prompt=False)
-        assert whole[: len(prompt)] == prompt
-        assert llm.detokenize(whole[len(prompt) :], special=True) == b"<|im_start|>assistant\n"
-        with pytest.raises(ArgumentError, match="without tools"):
-            llm.create_chat_completion(
-                [USER], add_generation_prompt=False, reasoning_format="auto", max_tokens=1
-            )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec.cli.entry import command_parser, main
+from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
 from tests.faces.tools import Screen, cli
 from tests.models import model_path
@@ -151,51 +149,3 @@ def test_exit_codes(
     said = capsys.readouterr().err
     assert named in said
     assert said.startswith("pyllama-spec") and said.count("\n") == 1
-
-
-def test_a_disabled_drafter_is_said(perm: Path) -> None:
-    options = ("-p", "abc", "-n", 6, "-d", "prompt-lookup", "--controller", "off")
-    assert generate(perm, *options)["speculation"]["state"] == "disabled"
-    done = cli("generate", "-m", perm, "-t", 1, *options)
-    assert done.returncode == 0 and "was disabled" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_text_that_is_cut_says_so_and_figures_can_be_silenced(command: str, perm: Path) -> None:
-    base = ("-m", perm, "-t", 1, *(("-p", "abc") if command == "generate" else ()))
-    cut = cli(command, *base, "-n", 5, stdin="hello\nagain\n")
-    assert "cut at 5 tokens: -n takes another number" in cut.stderr
-    assert cut.stderr.count("load ") == 1  # a chat loads once
-    quiet = cli(command, *base, "-n", 5, "-q", stdin="hello\nagain\n")
-    assert quiet.stdout == cut.stdout
-    assert {line for line in quiet.stderr.split("\n") if line} == {
-        line for line in cut.stderr.split("\n") if "cut at" in line or "note" in line
-    }
-    full = cli(command, *base, "-n", 0, "-c", 64, stdin="hello\n")
-    assert "cut where the context ends: -c takes a longer one" in full.stderr
-
-
-# ---- --help of every command fits a terminal, and shows nothing of Python
-
-
-def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """All commands, and those below them."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for one in action.choices.values():
-                yield from parsers(one)
-
-
-COMMANDS = {one.prog.removeprefix("pyllama-spec").strip(): one for one in parsers(command_parser())}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_and_shows_nothing_of_python(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    text = COMMANDS[command].format_help()
-    assert max(map(len, text.splitlines())) <= 80
-    for unwanted in ("None", "()", "[[]]", "SUPPRESS", "2,3,4", "PosixPath", "%("):
-        assert unwanted not in text, unwanted

@@ -55,12 +55,6 @@ def opened(way: str, n_parallel: int) -> Llama:
     return open_tiny(n_parallel=n_parallel, n_ubatch=8, logits_all=way.startswith("logp"))
 
 
-def is_closing(llm: Llama) -> bool:
-    """Whether close() has begun: it may be waiting for the request."""
-    runner: Any = llm._runtime.runner
-    return bool(runner._is_closed)
-
-
 class Interrupted:
     """Holds one decode of a context back until close() has interrupted it."""
 

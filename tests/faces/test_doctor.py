@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.cli.doctor import measure_verify_cost, verdict
+from pyllama_spec.cli.doctor import measure_verify_cost
 from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
 from tests.models import model_path
@@ -46,17 +46,3 @@ def test_drafts_as_long_as_a_generation_makes_them(
     assert [cost["n_rows"] for cost in found["verify_cost"]][:2] == [1, 2]
     with Llama(path, draft=name, n_ctx=128, n_threads=1) as llm:
         assert llm._opened.runtime.round.max_draft == most
-
-
-@pytest.mark.parametrize(
-    ("gain", "repeating", "n_proposed", "begins"),
-    [
-        (1.3, 2.0, 9, "pays: 1.30"), (1.3, None, 9, "pays: 1.30"),
-        (0.98, 2.0, 9, "pays for copies only"), (1.01, 1.01, 9, "does not pay here"),
-        (1.3, 2.0, 0, "cannot be said"),
-    ],
-)  # fmt: skip
-def test_one_line_says_whether_a_draft_pays(
-    gain: float, repeating: float | None, n_proposed: int, begins: str
-) -> None:
-    assert verdict(gain, repeating, n_proposed).startswith(begins)

@@ -316,23 +316,3 @@ def test_forget_keeps_who_only_began_alike(store: Path, capsys: pytest.CaptureFi
     chat_into(store, ["What is warm?", "And cold?"])
     assert memory("forget", store, SYSTEM[-20:], "-m", model) == 0
     assert newest(store, capsys) == ""
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "show NONE", "forget STORE", "forget STORE x --all", "forget STORE x",
-        "show STORE --texts 3", "prune STORE", "prune STORE --max-size 0", "prune STORE --days nan",
-        "build STORE NONE -m MODEL", "merge STORE NONE",
-    ],
-)  # fmt: skip
-def test_what_the_command_refuses(
-    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str], words: str
-) -> None:
-    """In one line, and the store keeps its texts."""
-    with open_tiny("suffix", draft_memory=store) as llm:
-        ask(llm, max_tokens=4)
-    names = {"STORE": str(store), "NONE": str(tmp_path / "none"), "MODEL": str(model_path("llama"))}
-    assert memory(*[names.get(word, word) for word in words.split()]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-    assert Store(store, None, is_read_only=True).texts()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from pyllama_spec import (
-    BusyError,
     CancelledError,
     ContextFullError,
     UnsupportedError,
@@ -23,7 +22,6 @@ from tests.faces.tools import (
     PROMPT,
     SAMPLED,
     Forced,
-    finish_of,
     lasting,
     open_tiny,
     text_of,
@@ -113,31 +111,6 @@ def test_cancel_ends_what_runs(n_parallel: int) -> None:
             assert lasting(llm(PROMPT, max_tokens=9, **SAMPLED)) == lasting(
                 fresh(PROMPT, max_tokens=9, **SAMPLED)
             )
-
-
-@PLACES
-def test_callbacks_that_reach_back_get_errors(n_parallel: int) -> None:
-    """They run in the computing thread, where waiting for another text would never end."""
-    with open_wide(n_parallel=n_parallel) as llm:
-        other = llm([*PROMPT, 97], max_tokens=200, stream=True, **GREEDY)
-        next(other)
-
-        def reaches(action: Any) -> Any:
-            def processor(ids: Any, scores: Any) -> Any:
-                action()
-                return scores
-
-            return processor
-
-        for action in (
-            lambda: llm(PROMPT), llm.close, llm.reset, llm.save_state, lambda: list(other),
-        ):  # fmt: skip
-            with pytest.raises(BusyError):
-                llm(PROMPT, max_tokens=2, logits_processor=reaches(action))
-        assert finish_of(list(other)[-1]) == "length"
-        with pytest.raises(CancelledError):
-            llm(PROMPT, max_tokens=20, logits_processor=reaches(llm.cancel))
-        assert llm(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
 # ---- failures of one, of all, and behind the end of a text

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_spec import Llama, PromptLookup, PyllamaSpecError, UnsupportedError
+from pyllama_spec import Llama, PromptLookup, UnsupportedError
 from tests.faces.tools import GREEDY, PROMPT, drafters, open_tiny, text_of
 
 KINDS = ("llama", "mamba2", "lfm2")
@@ -172,15 +172,3 @@ def test_scores_are_those_of_the_text_in_memory(kind: str) -> None:
         llm.reset()
         llm([97] * 12, max_tokens=8, **GREEDY)
         check(llm, llm.n_tokens - 1)
-
-
-@pytest.mark.parametrize("wrong", [[10**9], [5] * 3000], ids=["no id", "too many"])
-def test_a_call_that_is_refused_leaves_the_place(wrong: list[int]) -> None:
-    with open_tiny() as llm:
-        llm.eval([5, 6, 7, 8])
-        llm.n_tokens = 2
-        with pytest.raises(PyllamaSpecError):
-            llm.eval(wrong)
-        assert llm.n_tokens == 2
-        llm.eval([9])
-        assert list(llm.eval_tokens) == [5, 6, 9]

@@ -78,31 +78,6 @@ def test_generate_drafts_with_it(folder: Path, capsys: pytest.CaptureFixture[str
         assert found["text"] == plain["text"]
 
 
-@pytest.mark.parametrize(
-    ("draft", "named"),
-    [
-        ("no_such_module_here:make", "no_such_module_here"), ("{}:other", "other"),
-        ("{}:number", "number"), ("{}:fails", "IndexError"), ("{}:refuses", "ArgumentError"),
-        ("half:make", "half"), ("needs:make", "nobody"),
-    ],
-)  # fmt: skip
-def test_what_goes_wrong_is_one_line_of_each_command(
-    folder: Path, capsys: pytest.CaptureFixture[str], draft: str, named: str
-) -> None:
-    Path("half.py").write_text("def make(:\n")
-    Path("needs.py").write_text("import nobody\n")
-    for name in ("half", "needs"):
-        sys.modules.pop(name, None)
-    # A file that is not there: the draft is said before a model is read.
-    for words in (
-        ["generate", "-p", "a", "-m", "nothing.gguf"], ["bench", "-m", "nothing.gguf"],
-        ["doctor", "-m", str(model_path("perm"))],
-    ):  # fmt: skip
-        assert main([*words, "-d", draft.format(folder.name)]) == 1
-        said = capsys.readouterr().err.strip()
-        assert named in said and "\n" not in said
-
-
 def test_llama_runs_no_code_of_a_text(folder: Path) -> None:
     """A server's model list passes such a text; the message gives the Python alternative."""
     module = folder.name

@@ -20,12 +20,10 @@ from pyllama_spec import (
     ArgumentError,
     BusyError,
     CancelledError,
-    ClosedError,
     DeadlineError,
     Llama,
     QueueFullError,
     Stream,
-    UnsupportedError,
 )
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.test_close import Interrupted, held
@@ -200,61 +198,6 @@ def test_an_event_loop_never_waits(n_parallel: int) -> None:
             assert text_of(await held) == plain(PROMPT, 9)
 
         asyncio.run(asyncio.wait_for(main(), 120))
-
-
-@PLACES
-def test_what_event_loops_read(n_parallel: int) -> None:
-    """Texts, chats, lists, streams and pieces equal those that threads read."""
-    with open_wide(n_parallel=n_parallel) as llm:
-        options: dict[str, Any] = {"max_tokens": 12, **SAMPLED}
-        whole = lasting(llm.create_completion(PROMPT, logprobs=1, **options))
-        chat = lasting(llm.create_chat_completion(MESSAGES, **options))
-        several = lasting(llm.create_completion([PROMPT, LONG], **options))
-        for choice in several["choices"]:
-            del choice["speculation"], choice["timing"]
-
-        async def main() -> None:
-            assert lasting(await llm.acreate_completion(PROMPT, logprobs=1, **options)) == whole
-            assert lasting(await llm.acreate_chat_completion(MESSAGES, **options)) == chat
-            found = lasting(await llm.acreate_completion([PROMPT, LONG], **options))
-            for choice in found["choices"]:
-                del choice["speculation"], choice["timing"]
-            assert found == several
-            async with await llm.acreate_completion(PROMPT, stream=True, **options) as stream:
-                text = "".join([text_of(chunk) async for chunk in stream])
-            assert text == whole["choices"][0]["text"]
-            stream = await llm.acreate_completion(PROMPT, stream=True, **options)
-            assert text_of(await stream) == text
-            pieces = [piece async for piece in llm.generate_steps(PROMPT, **options)]
-            assert "".join(piece.text for piece in pieces) == text
-            assert pieces[-1].finish_reason == "length"
-            with pytest.raises(UnsupportedError):
-                await llm.acreate_completion([PROMPT], stream=True)
-            with pytest.raises(ArgumentError):
-                await llm.acreate_completion(PROMPT, max_tokens="many")
-
-        asyncio.run(asyncio.wait_for(main(), 120))
-
-
-@PLACES
-def test_errors_in_event_loops(n_parallel: int) -> None:
-    def broken(ids: Any, scores: Any) -> Any:
-        if len(ids) > len(PROMPT) + 3:
-            raise ZeroDivisionError
-        return scores
-
-    async def main(llm: Llama) -> None:
-        with pytest.raises(ZeroDivisionError) as caught:
-            await llm.acreate_completion(PROMPT, max_tokens=9, logits_processor=broken)
-        assert len(caught.value.partial_tokens) == 4  # type: ignore[attr-defined]
-        stream: Any = await llm.acreate_completion(PROMPT, max_tokens=200, stream=True)
-        await anext(stream)
-        await asyncio.to_thread(llm.close)
-        for late in (stream, llm.acreate_completion(PROMPT)):
-            with pytest.raises(ClosedError):
-                await late
-
-    asyncio.run(asyncio.wait_for(main(open_wide(n_parallel=n_parallel)), 120))
 
 
 # ---- bounds

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama, PromptLookup, UnsupportedError
-from pyllama_spec.requests.options import RequestOptions
 from tests.faces.tools import (
     GREEDY,
     PROMPT,
@@ -274,13 +273,6 @@ def test_a_text_goes_on_behind_a_full_context(kind: str, options: dict[str, Any]
 
 
 # ---- null, and what is refused
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in RequestOptions.__slots__ if name != "max_tokens"]
-)
-def test_null_is_the_default(name: str) -> None:
-    assert RequestOptions(**dict[str, Any]({name: None})) == RequestOptions()
 
 
 def test_a_chat_handler_is_told_what_it_knows_and_the_rest_is_refused() -> None:

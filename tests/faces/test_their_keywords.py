@@ -164,22 +164,3 @@ def test_kv_overrides() -> None:
         open_tiny(**longer, rope_freq_scale=0.5).close()
     with open_tiny(kv_overrides={"tokenizer.ggml.add_bos_token": False}) as llm:
         assert not llm.model.vocab.adds_bos
-
-
-def test_a_warning_points_to_the_line_of_the_program() -> None:
-    """The warning's line is the program's, however deep in the package it is raised."""
-
-    class Mine(Llama):
-        pass
-
-    path = str(model_path("llama"))
-    unknown: dict[str, Any] = {"n_of_nothing": 1}
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        Mine(path, numa=1, n_ctx=8192, n_threads=4096, n_parallel=2, **unknown).close()
-        with Mine(path, n_ctx=256, embedding=True, n_gpu_layers=0) as llm:
-            llm.embed("abc")
-            llm.create_chat_completion([{"role": "narrator", "content": "a"}], max_tokens=1)
-        llama_cpp.LlamaGrammar.from_json_schema('{"type": "string", "nothing": 1}')
-    assert len({str(one.message)[:20] for one in warned}) >= 6
-    assert {one.filename for one in warned} == {__file__}, [str(one.message) for one in warned]

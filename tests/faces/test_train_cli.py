@@ -21,27 +21,6 @@ def train(*args: object) -> int:
     return main(["train", "eagle3", *map(str, args)])
 
 
-@pytest.mark.parametrize(
-    ("kind", "args", "said"),
-    [
-        ("eagle3", "--tokens 0", "--tokens 0"),
-        ("eagle3", "--threads -1", "--threads"),
-        ("eagle3", "--prompts none.jsonl", "none.jsonl"), ("mtp", "--steps 0", "--steps 0"),
-        ("dflash", "--block 1", "--block 1"), ("eagle3", "--from-use s --plain", "d.gguf"),
-    ],
-)  # fmt: skip
-def test_bad_settings_are_told_in_one_line(
-    kind: str, args: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    target = model_path("qwen35", n_heads=1) if kind == "mtp" else model_path("llama")
-    assert main(["train", kind, "-m", str(target), "-o", "d.gguf", *args.split()]) == 1
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_a_run_from_use_is_told_its_store(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pyllama_spec
 from pyllama_spec import ArgumentError, ContextFullError
 from pyllama_spec.engine import SamplerParams
 from pyllama_spec.llama_cpp import LlamaGrammar, llama_chat_format, llama_grammar
@@ -57,20 +56,6 @@ def test_numbers_of_numpy_are_numbers() -> None:
         plain = llm(PROMPT, temperature=0.5, top_p=0.5, top_k=7, seed=1, max_tokens=8)
         given["max_tokens"] = np.int32(8)
         assert text_of(llm(PROMPT, **given, seed=1)) == text_of(plain)
-
-
-# ---- names of llama-cpp-python missing in pyllama_spec: the error says where to find them
-
-
-def test_the_error_says_where_a_name_is() -> None:
-    for name, is_theirs in (("LlamaGrammar", True), ("llama_chat_format", True), ("x", False)):
-        with pytest.raises(AttributeError) as caught:
-            getattr(pyllama_spec, name)
-        assert ("pyllama_spec.llama_cpp" in str(caught.value)) == is_theirs
-        # Programs that look before they use it go on.
-        assert not hasattr(pyllama_spec, name)
-        with pytest.raises(ImportError):
-            exec(f"from pyllama_spec import {name}")
 
 
 # ---- findings of apps written for llama-cpp-python, each on a toy

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.page.scripts import Scripts
@@ -126,6 +126,7 @@ PIECES = st.sampled_from(
 TEXTS = st.lists(PIECES, max_size=40).map("".join)
 
 
+@settings(deadline=None)
 @given(st.data(), TEXTS)
 def test_a_text_in_parts_is_the_text_at_once(data: st.DataObject, text: str) -> None:
     n_units = len(text.encode("utf-16-le")) // 2
@@ -133,6 +134,7 @@ def test_a_text_in_parts_is_the_text_at_once(data: st.DataObject, text: str) -> 
     assert built(text, cuts) == built(text)
 
 
+@settings(deadline=None)
 @given(TEXTS)
 def test_a_text_becomes_known_elements_with_its_own_signs_in_order(text: str) -> None:
     blocks = built(text)

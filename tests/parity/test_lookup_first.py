@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from pyllama_spec.drafters import (
     Draft,
     DraftRequest,
@@ -16,7 +14,7 @@ from pyllama_spec.drafters import (
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import ask, head, target_context
 from tests.models import perm_continuation, perm_next
-from tests.oracles import forked, generate, prompt_tokens, sampled, tiny
+from tests.oracles import generate, prompt_tokens, sampled, tiny
 from tests.row_drafts import ROW_DRAFTS
 from tests.scripted import proposed, told
 
@@ -74,26 +72,6 @@ def test_both_kinds_of_rounds() -> None:
     assert 10 < drafter.n_lookups < run.stats.rounds - 10
     assert run.stats.accepted < run.stats.drafted / 2
     check_head_says_the_same(loop, seq)
-
-
-@pytest.mark.parametrize("n_ubatch", [7, 32])
-def test_forks_states_and_shared_prefixes(n_ubatch: int) -> None:
-    loop = opened(eager(), n_ctx=1024, n_seq_max=3, n_ubatch=n_ubatch)
-    first = SequenceState()
-    run = generate(loop, first, prompt_tokens(40), 35, PARAMS)
-    saved, state = loop.target.memory.save(), loop.drafter.save(0)
-    for seq_id, size in ((1, 60), (2, 44)):
-        seq = forked(loop, first, seq_id)
-        generate(loop, seq, run.text[:size] + prompt_tokens(4, seed=seq_id), 25, PARAMS)
-        check_head_says_the_same(loop, seq)
-    generate(loop, first, run.text[:-3] + prompt_tokens(4, seed=5), 25, PARAMS)
-    check_head_says_the_same(loop, first)
-    other = opened(eager(), n_ctx=1024, n_seq_max=3, n_ubatch=n_ubatch)
-    other.target.memory.restore(0, saved)
-    other.drafter.restore(0, state, len(run.text))
-    there = SequenceState(0, list(run.text), len(run.text) - 1)
-    generate(other, there, [*run.text, 3, 4], 30, PARAMS)
-    check_head_says_the_same(other, there)
 
 
 def test_copies_are_accepted_where_a_text_repeats() -> None:

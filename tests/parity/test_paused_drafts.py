@@ -19,13 +19,11 @@ from pyllama_spec.speculative.controller.base import NOT_ASKED
 from tests.models import perm_continuation
 from tests.oracles import generate
 from tests.row_drafts import (
-    PATHS,
     READ_ROWS,
     ROW_DRAFTS,
     SUCCESSOR,
     AnyDrafter,
     RowDraft,
-    Way,
     check_perfect,
     marked,
 )
@@ -105,22 +103,3 @@ def test_all_is_accepted_after_a_pause(name: str, n_plain: int) -> None:
     assert run.steps[1].n_drafted == kind.n_perm
     assert memory.n_calls > n_calls
     assert not is_paused(memory)
-
-
-_PATHS = [
-    marked(name, path, is_release=i % len(PATHS) != k % len(PATHS))
-    for k, name in enumerate(ONE_HEAD)
-    for i, path in enumerate(PATHS)
-]
-
-
-@pytest.mark.parametrize(("name", "path"), _PATHS)
-def test_each_path_of_one_that_is_always_paused(
-    name: str, path: Way, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows are always dropped, and forks, states and conversations keep the right ones."""
-    monkeypatch.setattr(row_memory, "_PAUSE_BELOW", 2.0)
-    monkeypatch.setattr(row_memory, "_MAX_WAITING", 5)
-    monkeypatch.setattr(row_memory, "_KEEP_WAITING", 2)
-    kind = ROW_DRAFTS[name]
-    path(kind, kind.perm)

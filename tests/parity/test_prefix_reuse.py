@@ -172,16 +172,3 @@ def test_with_a_draft_model_an_answer_is_read_again_from_the_end_of_its_prompt(
         ask(llm, [*prompt, 7, 8])
     assert texts[0] == texts[1] == texts[2]
     assert other == texts[-1]
-
-
-@all_states
-def test_copies_are_not_taken_for_another_text(arch: str) -> None:
-    """The second text begins differently, and has a border at the same place."""
-    session = Session(arch, make(), GREEDY)
-    first, second = prompt_tokens(40, seed=1), prompt_tokens(40, seed=2)
-    run = session.request([*first, *second], 20)
-    session.request([*first, *second[::-1]], 20)
-    session.request([*second, *first], 20)
-    session.request(run.text[:90], 9)
-    for cut in (85, 70, 41, 40, 39, 20, 1):
-        session.request([*run.text[:cut], 7], 9)

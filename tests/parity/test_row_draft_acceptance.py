@@ -90,17 +90,6 @@ def test_variants_of_a_kind(name: str, options: dict[str, Any]) -> None:
         path(kind, lambda: kind.open(kind.perm_path(**options)))
 
 
-@each_that_reads_rows
-@pytest.mark.parametrize("fault", ["Shifted", "Permuted", "NotANumber"])
-def test_rows_of_other_tokens_are_seen(name: str, fault: str) -> None:
-    kind = ROW_DRAFTS[name]
-    run = generate(kind.perm_loop(kind.faulty(fault)), SequenceState(), kind.perm_prompt(20), 40)
-    assert run.tokens == kind.text(run.prompt, 40), "the text never shows it"
-    assert run.stats.accepted == 0
-    is_noticed = run.stats.reason_off is not None and "NaN" in run.stats.reason_off
-    assert is_noticed == (fault == "NotANumber")
-
-
 @pytest.mark.parametrize("name", [marked(name) for name in READ_ROWS if name != "several heads"])
 def test_rejected_rows_cost_the_draft_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of drafts that are wrong from the third token on, the accepted rows alone are fed."""

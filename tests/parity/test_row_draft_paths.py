@@ -5,29 +5,25 @@ The contract of every kind in tests/row_drafts.py. For DFlash alone see test_dfl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import Draft, DraftRequest
+from pyllama_spec.drafters import DraftRequest
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import Proposal, proposal
-from tests.oracles import forked, generate, prompt_tokens, sampled
+from tests.oracles import generate, prompt_tokens, sampled
 from tests.row_drafts import (
     PLAIN,
-    READ_ROWS,
     ROW_DRAFTS,
     VARIANTS,
     AnyDrafter,
     Reading,
-    context_of,
     each_kind,
     marked,
     memory_of,
 )
-from tests.scripted import other
 from tests.tampering import interrupt_decode
 from tests.tiers import release_except
 
@@ -62,14 +58,6 @@ def test_ubatches(name: str, variant: str, n_ubatch: int) -> None:
 
 
 @each_variant
-def test_rounds_with_rejections(name: str, variant: str) -> None:
-    loop, seq = opened(name, variant)
-    run = generate(loop, seq, prompt_tokens(30), 120, PARAMS)
-    assert run.stats.accepted < run.stats.drafted / 2
-    ROW_DRAFTS[name].check_says_the_same(loop, seq)
-
-
-@each_variant
 @pytest.mark.parametrize("cut", release_except((0, 1, 2, 3, 9, 30, 33, 60, 74), (0, 1, 33, 60)))
 def test_a_prompt_that_shares_a_prefix(name: str, variant: str, cut: int) -> None:
     loop, seq = opened(name, variant)
@@ -81,30 +69,6 @@ def test_a_prompt_that_shares_a_prefix(name: str, variant: str, cut: int) -> Non
     shorter = seq.tokens[: max(len(kept) - 2, 1)]
     generate(loop, seq, shorter + prompt_tokens(5, seed=9), 12, PARAMS)
     ROW_DRAFTS[name].check_says_the_same(loop, seq)
-
-
-@pytest.mark.parametrize("name", [marked(name) for name in READ_ROWS if name != "several heads"])
-@pytest.mark.parametrize("window", [8, 30, 64])
-def test_a_window(name: str, window: int) -> None:
-    """A draft with a window equals one with the whole text, whose memory loses what is before."""
-    kind = ROW_DRAFTS[name]
-    drafter, seq, n = kind.random(n_ctx=window), SequenceState(), kind.lengths[0]
-    loop = kind.loop(drafter)
-    generate(loop, seq, prompt_tokens(90), 40, PARAMS)
-    got = kind.read(drafter, 0, seq.tokens, n).proposal
-    first, last = context_of(drafter).memory.positions(0)
-    assert 0 < first <= last + 2 - window * 3 // 4
-    with (
-        kind.context(loop.target.model, drafter, n_ctx=512, n_batch=512, n_ubatch=512) as context,
-        kind.open(drafter.model) as whole,
-    ):
-        kind.read_text(whole, context, seq.tokens)
-        kind.read(whole, 0, seq.tokens, n)  # which computes all of it
-        context_of(whole).memory.remove(0, 0, first)
-        expected = kind.read(whole, 0, seq.tokens, n).proposal
-    # The window's cells are reused, so that sums over them have another order.
-    assert got.ids == expected.ids
-    assert got.probabilities == pytest.approx(expected.probabilities, rel=1e-3)
 
 
 @each_variant
@@ -129,20 +93,6 @@ def test_interleaved_sequences(name: str, variant: str, kv_unified: bool) -> Non
             assert got.proposal.probabilities == near
         else:
             got.check_equal(expected)
-
-
-@each_variant
-def test_a_fork(name: str, variant: str) -> None:
-    kind = ROW_DRAFTS[name]
-    loop, first = opened(name, variant, n_ctx=1024, n_seq_max=3)
-    run = generate(loop, first, prompt_tokens(40), 25, PARAMS)
-    for seq_id, size in ((1, 60), (2, 44)):
-        seq = forked(loop, first, seq_id)
-        kind.check_says_the_same(loop, seq)
-        generate(loop, seq, run.text[:size] + prompt_tokens(4, seed=seq_id), 15, PARAMS)
-        kind.check_says_the_same(loop, seq)
-    generate(loop, first, run.text + prompt_tokens(4, seed=5), 15, PARAMS)
-    kind.check_says_the_same(loop, first)
 
 
 @each_variant
@@ -212,32 +162,6 @@ def test_drafts_of_several_sequences_are_those_of_each_alone(name: str, variant:
                 n_asked = request.n_requested
                 wanted = Proposal(alone.ids[:n_asked], alone.probabilities[:n_asked])
                 Reading(proposal(draft), rtol=kind.rtol).check_equal(Reading(wanted))
-
-
-@each_kind
-def test_each_accepted_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts that are right for k tokens, from none to all."""
-    kind = ROW_DRAFTS[name]
-    drafter = kind.random()
-    loop, seq, prompt = kind.loop(drafter), SequenceState(), prompt_tokens(21, seed=5)
-    text = generate(loop, seq, prompt, 33).text
-    propose = drafter.propose
-
-    def guided(requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        out = []
-        for request, found in zip(requests, propose(requests), strict=True):
-            coming = text[len(request.tokens) :][: len(found.ids)]
-            out.append(Draft([*coming[:k], *(other(token) for token in coming[k:])]))
-        return out
-
-    for k in range(drafter.max_draft + 1):
-        with monkeypatch.context() as patched:
-            patched.setattr(drafter, "propose", guided)
-            run = generate(loop, seq, prompt, 33)
-        assert run.text == text
-        for step in run.steps[1:-1]:
-            assert step.n_accepted == min(k, step.n_drafted)
-        kind.check_says_the_same(loop, seq)
 
 
 @each_kind

@@ -111,20 +111,6 @@ def test_a_lost_draft_is_the_drafters_failure(server: Server) -> None:
         assert "was lost" in str(generation.record.stats.reason_off)
 
 
-def test_others_go_on(server: Server) -> None:
-    """A model on another server, a local one, and the server that was not lost."""
-    with Server() as other, opened(server.address) as llm:
-        with opened(server.address, other.address) as gone:
-            gone(PERM_PROMPT, max_tokens=2)
-            other.kill()
-            lose(gone, PERM_PROMPT[::-1])
-        check_whole(llm)
-        check_whole(Llama(str(model_path("perm")), n_ctx=256), drafts=False)
-        # It has been told that all of the lost one is freed, and takes the next model.
-        with opened(server.address) as llm:
-            check_whole(llm)
-
-
 @pytest.fixture
 def short_patience() -> Iterator[None]:
     set_rpc_timeout(1)
@@ -263,12 +249,3 @@ def test_a_server_that_lies(answers: dict[int, bytes]) -> None:
     address, listening = liar(lambda command, _: answers.get(command))
     with closing(listening), pytest.raises(RemoteError):
         opened(address, draft=None, lookup=None)
-
-
-def test_nobody_is_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(RemoteError):
-        opened(address)
-    with pytest.raises(RemoteError):
-        opened("no-such-host.invalid:50052")

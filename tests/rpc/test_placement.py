@@ -26,7 +26,6 @@ from pyllama_spec.engine import (
     supports_gpu,
 )
 from pyllama_spec.engine.context import _flash_attn
-from pyllama_spec.errors import ArgumentError, UnsupportedError
 from tests.models import model_path
 from tests.rpc.proxy import Proxy
 from tests.rpc.tools import PERM_PROMPT, Server, check_whole, head_path, opened
@@ -148,29 +147,6 @@ def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]
     with model, Context(model, n_ctx=64) as context:
         assert not model.is_on_gpu and context.exact_rows > 1
         assert _flash_attn(model, context.params) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "named"),
-    [
-        *(
-            ({"n_gpu_layers": -1, "rpc_servers": servers}, ArgumentError, "rpc_servers")
-            for servers in
-            ("127.0.0.1:1", [], ["localhost"], ["a:0"], ["::1:50052"], [3], ["a:1", "a:1"])
-        ),
-        *(
-            ({"n_gpu_layers": -1, "rpc_servers": ["127.0.0.1:1"], "split_mode": mode},
-             UnsupportedError, "split")
-            for mode in ("row", "tensor")
-        ),
-        ({"rpc_servers": ["127.0.0.1:1"]}, ArgumentError, "n_gpu_layers"),
-    ],
-)  # fmt: skip
-def test_what_is_refused_before_any_connection(
-    options: dict[str, Any], error: type[Exception], named: str
-) -> None:
-    with pytest.raises(error, match=named):
-        Model(model_path("llama"), **options)
 
 
 def test_a_width_that_was_there_is_one_message() -> None:

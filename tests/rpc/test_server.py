@@ -9,16 +9,12 @@ import struct
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import pytest
 
 from pyllama_spec.engine import RpcServer
-from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
 from tests.rpc.tools import PERM_PROMPT, Server, opened
-
-_COMMAND = [sys.executable, "-m", "pyllama_spec.cli"]
 
 
 def _message(command: int, data: bytes) -> bytes:
@@ -37,14 +33,6 @@ def test_it_ends_in_peace(how: signal.Signals) -> None:
             assert server.stop(how) == (0, "")
 
 
-def test_a_port_in_use() -> None:
-    with Server() as server:
-        command = [*_COMMAND, "rpc-server", "--port", str(server.port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and done.stdout == ""
-    assert f"127.0.0.1:{server.port}" in done.stderr and done.stderr.count("\n") == 1
-
-
 def _talk(address: str) -> None:
     with opened(address) as llm:
         llm(PERM_PROMPT, max_tokens=2)
@@ -61,18 +49,6 @@ def test_in_a_process_of_ones_own() -> None:
     assert not thread.is_alive()
     assert any(note.endswith(": connected") for note in notes)
     server.close()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"port": 70000}, {"host": "no-such-host.invalid"}, {"host": ""},
-        {"devices": ["no such"]}, {"devices": ["CPU", "CPU"]},
-    ],
-)  # fmt: skip
-def test_what_it_cannot_be(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options)).removesuffix("s")):
-        RpcServer(**{"port": 0, **options})
 
 
 _ATTACKS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,38 +218,3 @@ def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
         for pair in ((key, cert), (cert, tmp_path / "missing")):
             with pytest.raises(ArgumentError):
                 HttpServer(app, Listening(port=0, certificate=pair[0], key=pair[1]))
-
-
-@pytest.mark.parametrize(
-    "listening", [{"port": 70000}, {"host": "192.0.2.1", "port": 0}, {"taken": 1}]
-)
-def test_an_address_that_cannot_be_had(listening: dict[str, Any]) -> None:
-    with served(open_tiny()) as client:
-        if listening.pop("taken", None):
-            listening["port"] = client.port
-        with pytest.raises(ArgumentError, match=r"cannot listen|port"):
-            HttpServer(create_app(client.service.llm), Listening(**listening))
-
-
-_EXTRA = ("h11", "msgspec", "prometheus_client", "starlette", "uvicorn")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hidden", [_EXTRA[1], _EXTRA[-1]])
-def test_without_the_extra_it_is_said_what_to_install(hidden: str) -> None:
-    """Each way to start a server names the missing package."""
-    program = (
-        "import sys\n"
-        f"sys.modules[{hidden!r}] = None\n"
-        "import pyllama_spec.cli, pyllama_spec.llama_cpp.server, pyllama_spec.server.llama_server\n"
-        "print(pyllama_spec.cli.main(['serve', '-m', 'a.gguf']))\n"
-        "print(pyllama_spec.llama_cpp.server.main(['--model', 'a.gguf']))\n"
-        "print(pyllama_spec.server.llama_server.main(['-m', 'a.gguf']))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True
-    )
-    codes, told = done.stdout.splitlines(), done.stderr.splitlines()
-    assert len(codes) == 3 and "0" not in codes, done.stderr
-    wanted = f"the server needs {hidden}: pip install pyllama-spec[server]"
-    assert len(told) == 3 and all(wanted in line for line in told), told

@@ -76,16 +76,6 @@ def test_options(client: Client, field: str, value: Any, most: str) -> None:
             refused(client, path, {**body, name: value}, most)
 
 
-def test_the_bounds_themselves_are_taken(client: Client) -> None:
-    client.right(
-        TEXT,
-        {
-            "prompt": "a", "max_tokens": 1, "stop": ["never said"] * 64, "model": "m" * 256,
-            "stop_token_ids": [3] * 10_000, "logit_bias": [[3, 1]] * 10_000, "timeout": 0,
-        },
-    )  # fmt: skip
-
-
 BOMBS = {
     "keys": b"{%s}" % b",".join(b'"%d":0' % i for i in range(300_000)),
     "lists": b'{"messages": [%s]}' % b",".join([b"[]"] * 300_000),

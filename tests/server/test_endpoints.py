@@ -60,15 +60,6 @@ def test_embeddings_in_base64(client: Client, given: Any) -> None:
     ) == own
 
 
-def test_embeddings_of_each_token_are_none_of_a_text(caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the option, as the serving program calls it; the client does not see it."""
-    caplog.set_level("INFO", "pyllama_spec.server")
-    with served(open_tiny(embedding=True, pooling_type="none"), flags=serve.FLAGS) as client:
-        status, answer = client.post("/v1/embeddings", {"input": "the cat"})
-        assert (status, answer["error"]["code"]) == (400, "unsupported")
-    assert "error=unsupported option=--pooling" in caplog.text
-
-
 def test_a_server_without_a_page(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pyllama_spec.server")
     with served(open_tiny(), flags=serve.FLAGS, has_page=False) as client:
@@ -209,19 +200,6 @@ def test_metrics_are_the_sums_of_what_was_answered() -> None:
         assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
 
 
-def test_llama_servers_figures_of_speed() -> None:
-    body = {"prompt": "1, 2, 3,", "max_tokens": 10, "ignore_eos": True}
-    with served(open_tiny(None, n_parallel=2)) as client:
-        usage = client.right(TEXT, body)["usage"]
-        until(lambda: is_idle(client))
-        found = figures(client)
-        assert found["pyllama_spec:rounds_total"] == 9
-        n_read = usage["prompt_tokens"] / found["llamacpp:prompt_seconds_total"]
-        assert found["llamacpp:prompt_tokens_seconds"] == pytest.approx(n_read)
-        n_written = 9 / found["llamacpp:tokens_predicted_seconds_total"]
-        assert found["llamacpp:predicted_tokens_seconds"] == pytest.approx(n_written)
-
-
 def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
     with served(open_tiny(None, n_parallel=1)) as client:
         text = Endless(client)
@@ -237,22 +215,6 @@ def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
         until(lambda: is_idle(client))
         found = figures(client)
         assert found['vllm:request_success_total{finished_reason="abort"}'] == 2
-
-
-def test_a_stream_that_tells_its_usage_in_each_chunk_is_counted_once() -> None:
-    told = {"include_usage": True, "continuous_usage_stats": True}
-    with served(open_tiny("prompt-lookup", n_parallel=2)) as client:
-        chunks = client.chunks(TEXT, {**REPEATING, "n": 2, "stream_options": told})
-        until(lambda: is_idle(client))
-        found = figures(client)
-    ends = [one for one in chunks if one["choices"] and "speculation" in one]
-    accepted = [one["speculation"]["accepted"] for one in ends]
-    details = [one["usage"]["completion_tokens_details"] for one in (ends[0], chunks[-1])]
-    # The first end has its own choice's, the last chunk all.
-    assert [one["accepted_prediction_tokens"] for one in details] == [accepted[0], sum(accepted)]
-    assert found["vllm:generation_tokens_total"] == chunks[-1]["usage"]["completion_tokens"] == 60
-    assert found["vllm:spec_decode_num_accepted_tokens_total"] == sum(accepted) > 0
-    assert found['vllm:request_success_total{finished_reason="length"}'] == 2
 
 
 def test_the_dashboard_shows_what_there_is() -> None:

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.cli.entry import main
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server import llama_server
 from pyllama_spec.server.llama_server import FLAGS, IDLE, is_idle
 from pyllama_spec.server.models import Keys
-from tests.models import model_path
 
 # The values that an option's function takes.
 _TAKES = re.compile(r"\]\s*\(\s*common_params\s*&[^,)]*((?:,[^,)]*)*)\)")
@@ -113,23 +111,6 @@ def test_a_line_that_is_refused(line: str, named: str) -> None:
         llama_server.plan(line.split(), {})
 
 
-def test_all_flags_that_are_not_supported_are_named_at_once() -> None:
-    """Values of an unknown flag are left out, and -1 is one."""
-    words = ["--slot-save-path", "d", "--bogus", "-1", "-c", "9", "--other"]
-    with pytest.raises(ArgumentError, match="--slot-save-path --bogus --other"):
-        llama_server.plan(words, {})
-    with pytest.raises(ArgumentError, match="LLAMA_ARG_PORT: "):
-        llama_server.plan(["-m", "t.gguf"], {"LLAMA_ARG_PORT": "high"})
-
-
-def test_flags_without_effect_are_named_in_one_line() -> None:
-    line = "-m t.gguf --jinja --draft-min 2 --no_perf --prio -1 -c 9 --spec-ngram-mod-n-min 3"
-    meant = llama_server.plan(line.split(), {})
-    idle = "--jinja --draft-min --no_perf --prio --spec-ngram-mod-n-min"
-    assert [one for one in meant.notes if "effect" in one] == [f"without effect here: {idle}"]
-    assert meant.keywords["n_ctx"] == 9
-
-
 def test_the_table_is_that_of_the_pin() -> None:
     """Each flag is llama-server's, with a value or without one as there."""
     source = _SOURCE.read_text("utf-8")
@@ -192,19 +173,3 @@ def test_adapters_and_keys(tmp_path: Path) -> None:
     told = llama_server.plan(["-m", "t.gguf"], {"LLAMA_API_KEY": "k"})
     assert Keys(told.settings.api_keys).caller_of("k")
     assert not any("--api-key is" in note for note in told.notes)
-
-
-def test_an_error_of_opening_names_the_flag(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = str(model_path("llama"))
-    assert llama_server.main(["-m", model, "--log-file", str(tmp_path)]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-    assert llama_server.main(["-m", model, "-b", "0", "--port", "0"]) == 1
-    assert "error: -b 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("line", ["-np 4 --jinja", "--ctx-size 9", "-ctk q8_0", "-md draft.gguf"])
-def test_serve_refuses_their_flags(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "-m", "t.gguf", *line.split()]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -126,17 +126,6 @@ def test_a_list_may_take_any_name() -> None:
         assert models.begun == ["a", "b"]
 
 
-def test_vectors_have_no_adapter(adapters: list[Path]) -> None:
-    more = {"embedding": True, "pooling_type": "mean"}
-    with several(spec("a", more, adapters={"poet": (adapters[0], 1.0)})) as (client, _):
-        assert client.post("/v1/embeddings", {"input": "a", "model": "a"})[0] == 200
-        for path, body in (("/v1/embeddings", {"input": "a"}),
-                           ("/v1/rerank", {"query": "a", "documents": ["b"]})):  # fmt: skip
-            status, answer = client.post(path, {**body, "model": "poet"})
-            assert status == 400
-            assert "ask 'a'" in answer["error"]["message"]
-
-
 # ---- while a model is loaded
 
 
@@ -283,17 +272,6 @@ def test_what_is_preloaded_is_waited_for() -> None:
         models.may_go_on.set()
         until(lambda: client.get("/health")[0] == 200)
         assert states(client) == {"a": "loaded", "gone": "failed", "b": "unloaded"}
-
-
-def test_what_is_preloaded_closes_nothing() -> None:
-    specs = [spec(name, is_preloaded=True) for name in "ab"]
-    with several(*specs, max_loaded=1) as (client, models):
-        until(lambda: client.get("/ready")[0] == 200)
-        assert models.named("a").state == "loaded"
-        assert models.named("b").state == "unloaded"
-        # That is not a failure: who asks for it has it, and what was loaded is closed for that.
-        assert text_of(asked(client, "b")) == own_text("b")
-        assert states(client) == {"a": "unloaded", "b": "loaded"}
 
 
 @pytest.mark.parametrize("is_preloaded", [False, True])

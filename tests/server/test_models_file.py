@@ -12,11 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from pyllama_spec.cli.entry import main as command_line
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.server import ModelList, read_models
+from pyllama_spec.server import read_models
 from tests.models import model_path
-from tests.server.models_world import spec, written
+from tests.server.models_world import written
 
 WHOLE = """
 memory_mib = 6000
@@ -106,45 +105,6 @@ def test_what_a_file_cannot_say(text: str, tmp_path: Path) -> None:
 def test_a_template_that_cannot_be_compiled(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"models\.toml: models\.a: "):
         read_models(written(tmp_path, A + "chat_template = '{{ x'"))
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(ArgumentError, match="the models' file"):
-            read_models(path)
-    broken = tmp_path / "broken.toml"
-    broken.write_bytes(b"\xff")
-    with pytest.raises(ArgumentError, match="not UTF-8"):
-        read_models(broken)
-    with pytest.raises(ArgumentError, match=r"models\.toml: "):
-        read_models(written(tmp_path, A + "n_ctx = " + "[" * 60_000))
-
-
-def test_a_list_in_a_program() -> None:
-    with pytest.raises(ArgumentError, match="models"):
-        ModelList(specs=(), default="a")
-    with pytest.raises(ArgumentError, match="two models"):
-        ModelList(specs=(spec("a"), spec("a")), default="a")
-
-
-@pytest.mark.parametrize("words, key, flag", [
-    ("-c 5", "n_ctx", "--n-ctx"), ("-t 1", "n_threads", ""), ("--alias x", "aliases", "--alias"),
-    ("--flash-attn on", "flash_attn", "--flash-attn"),
-])  # fmt: skip
-def test_what_is_of_one_model_stands_in_the_file(
-    words: str, key: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = written(tmp_path, A)
-    assert command_line(["serve", "--config", str(file), *words.split()]) == 1
-    said = capsys.readouterr().err
-    assert flag in said and f"put {key} into {file.name}" in said
-
-
-def test_a_model_or_a_file_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = str(written(tmp_path, A))
-    for words in ([], ["-m", "a.gguf", "--config", file]):
-        assert command_line(["serve", *words]) == 2
-        assert "--config" in capsys.readouterr().err
 
 
 @pytest.mark.slow

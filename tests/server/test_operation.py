@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import pty
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +17,8 @@ import pytest
 from pyllama_spec.server.models import Keys
 from pyllama_spec.server.settings import hosts_for, key_and_name, keys_of
 from tests.faces.tools import open_tiny
-from tests.models import model_path
 from tests.server.world import (
     ENDLESS,
-    PATIENCE_S,
     TEXT,
     Client,
     events_of,
@@ -34,7 +28,6 @@ from tests.server.world import (
     until,
 )
 
-CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"prompt": "the cat sat", "max_tokens": 3, "temperature": 0}
 
 
@@ -94,29 +87,6 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
             until(lambda: any("stay as they were" in one for one in caplog.messages))
             assert [answers_to(client, key) for key in ("old", "kept", "new")] == [401, 200, 200]
     assert "key=second" in caplog.text
-
-
-# ---- SIGHUP itself; tests/server/test_programs.py sends it to each program
-
-
-@pytest.mark.slow
-def test_a_server_ends_with_its_terminal() -> None:
-    words = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", str(model_path("llama")),
-             "--port", "0", "-c", "128", "-t", "1"]  # fmt: skip
-    process, terminal = pty.fork()
-    if not process:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-        os.execv(words[0], words)
-    said = b""
-    while b"answers at" not in said or not said.endswith(b"\n"):
-        said += os.read(terminal, 4096)
-    os.close(terminal)
-    end = time.monotonic() + PATIENCE_S
-    while (found := os.waitpid(process, os.WNOHANG))[0] == 0:
-        if time.monotonic() > end:
-            os.kill(process, signal.SIGKILL)  # the next look finds that it was this signal
-        time.sleep(0.05)
-    assert os.WIFEXITED(found[1])  # no signal has ended it
 
 
 # ---- names

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, Llama
+from pyllama_spec import Llama
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama_cpp import LlamaDiskCache
 from pyllama_spec.server.prefix_folder import PrefixFolder
@@ -141,14 +141,6 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.prefix")
     PrefixFolder(tmp_path, 1 << 20).close()
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_folder_that_cannot_be_had(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="cannot be kept"):
-        PrefixFolder(tmp_path / "file", 1 << 20)
-    with pytest.raises(ArgumentError):
-        PrefixFolder(tmp_path, -1)
 
 
 def test_a_folder_that_is_gone_costs_no_text(tmp_path: Path) -> None:

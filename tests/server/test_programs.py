@@ -130,16 +130,6 @@ def test_options_that_are_refused(line: str, kind: type[PyllamaSpecError]) -> No
         llama_cpp_server.plan(line.split(), {})
 
 
-@pytest.mark.parametrize("models", [None, [1], [{"model": "a"}, {"model": "b", "what": 1}],
-                                    [{"model": "a", "what": 1}],
-                                    [{"model": "a", "clip_model_path": "c"}]])  # fmt: skip
-def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"models": models}))
-    with pytest.raises(PyllamaSpecError, match=r"config\.json"):
-        llama_cpp_server.plan(["--config_file", str(file)], {})
-
-
 def test_a_config_file_of_several_models(tmp_path: Path) -> None:
     """One model is loaded at a time: the first at the start and for unknown names."""
     file = tmp_path / "config.json"
@@ -237,23 +227,3 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str, tmp_
                 assert " 200 " in lines
         finally:
             process.kill()
-
-
-@pytest.mark.parametrize("main, name", [
-    (llama_server.main, "pyllama-spec-llama-server"),
-    (llama_cpp_server.main, "pyllama_spec.llama_cpp.server"),
-])  # fmt: skip
-def test_a_program_says_what_it_cannot_do(
-    main: Any, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--help"]) == 0
-    assert main(["--nonsense"]) == 2
-    missing = ["--model", "/no/where.gguf"]
-    assert main(missing) == 1
-    out, err = capfd.readouterr()
-    assert "--model" in out
-    assert "--nonsense" in err
-    assert "/no/where.gguf" in err
-    own = [line for line in err.splitlines() if ": error: " in line]
-    assert len(own) == 2
-    assert all(line.startswith(f"{name}: error: ") for line in own)

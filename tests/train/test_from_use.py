@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, Llama
+from pyllama_spec import Llama
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
-from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_gguf, read_keys
 from pyllama_spec.train import (
     DFlashTrainConfig,
@@ -181,39 +179,6 @@ def test_a_full_disk_leaves_the_draft_as_it_was(
     with pytest.raises(TrainError, match=r"disk is full.*written\. The draft is as it was; free"):
         act(eagle3)
     check_untouched(eagle3, before)
-
-
-def test_what_does_not_belong_together_is_refused_by_name(
-    eagle3: Config, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("others")
-    foreign = folder / "foreign.memory"
-    Store(foreign, bytes(32)).close()
-    with Model(perm(), vocab_only=True) as model:
-        digest = vocabulary_digest(model.vocab)
-    few = folder / "few.memory"
-    store = Store(few, digest)
-    for i in range(2):
-        store.add([*range(40 + 60 * i, 90 + 60 * i)], [0] * 10 + [1] * 40)
-    before = whole(eagle3)
-    cases: list[tuple[Config, type[Exception], str]] = [
-        (with_store(eagle3, foreign), ArgumentError, r"foreign\.memory"),
-        (with_store(eagle3, few), TrainError, r"few\.memory has 2 conversations .* at least 3"),
-        (replace(eagle3, init=perm()), TrainError, "is a llama, not a draft of kind eagle3"),
-    ]
-    for config, error, reason in cases:
-        with pytest.raises(error, match=reason):
-            train_from_use(config)
-    with pytest.raises(ArgumentError):
-        train_from_use(replace(eagle3, use=None))
-    with pytest.raises(ArgumentError, match="call train_from_use"):
-        train_eagle3(eagle3)  # type: ignore[arg-type]
-    check_untouched(eagle3, before)
-
-
-def with_store(config: Config, store: Path) -> Config:
-    assert config.use is not None
-    return replace(config, use=replace(config.use, store=store))
 
 
 def test_the_command(eagle3: Config, capsys: pytest.CaptureFixture[str]) -> None:

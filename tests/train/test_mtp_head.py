@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from pyllama_spec.engine import Model, ModelInfo
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.train import (
     MtpTrainConfig,
-    train_eagle3,
     train_mtp,
 )
 from pyllama_spec.train.kinds.mtp import MtpHead, open_head
@@ -28,7 +27,6 @@ from tests.models.config import TinyConfig
 from tests.models.sketch import Sketch
 from tests.parity.mtp_reference import load
 from tests.train.chains import logits_of_steps, random_texts
-from tests.train.tools import Interrupting, quick_config
 
 # On a busy machine several threads wait for each other longer than such products take.
 torch.set_num_threads(1)
@@ -208,17 +206,3 @@ def info_of(path: Path) -> ModelInfo:
     """The sizes of a file."""
     with Model(path) as model:
         return model.info
-
-
-# ---- what other kinds say of it
-
-
-def test_other_kinds_say_that_there_is_a_head(tmp_path: Path) -> None:
-    """The note about the head comes before the check of the layers."""
-    for options, n_notes in (({"n_heads": 1}, 1), ({}, 0)):
-        reporter = Interrupting("", 0, lambda: None)
-        target = model_path("qwen35", **options)
-        with pytest.raises(ArgumentError, match="layer 99"):
-            train_eagle3(quick_config(tmp_path, target=target, target_layers=(99,)), reporter)
-        assert [line for line in reporter.lines if 'draft="mtp"' in line] == reporter.lines
-        assert len(reporter.lines) == n_notes

@@ -9,15 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from pyllama_spec import ArgumentError, Llama
+from pyllama_spec import Llama
 from pyllama_spec.gguf.reader import read_keys
-from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
-from pyllama_spec.train.run.kind import Kind
-from pyllama_spec.train.run.objective import acceptance_of, accepted_in_rounds
+from pyllama_spec.train import CheckpointError, DivergedError, train_eagle3
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
 from tests.train.tools import Interrupting, perm, quick_config
@@ -67,26 +64,6 @@ def test_the_file_says_where_it_comes_from(trained: tuple[TrainReport, Path]) ->
     assert str(folder).encode() not in report.path.read_bytes()
 
 
-def test_acceptance_says_how_sure_it_is() -> None:
-    accepted = [0, 1, 3, 2, 0, 3, 3, 1, 0, 2]
-    assert accepted_in_rounds([100 * i for i in range(10)], accepted) == accepted
-    # A round starts after the one before; a gap is the beginning of another text.
-    assert accepted_in_rounds([3, 4, 5, 6, 9, 10], [1, 3, 0, 2, 1, 1]) == [1, 0, 2, 1]
-    acceptance = acceptance_of([3, 2, 2, 3])
-    assert acceptance.by_depth == [0.7, 0.5, 0.3]
-    assert acceptance.tokens_per_round == pytest.approx(1 + np.mean(accepted))
-    assert acceptance.margin == pytest.approx(1.96 * np.std(accepted) / 10**0.5)
-    assert str(acceptance) == f"2.50 +- {acceptance.margin:.2f} tokens per round (10 rounds)"
-    assert str(acceptance_of([0, 0])) == "not measured: there is no held-out text"
-
-
-def course(folder: Path) -> list[dict[str, Any]]:
-    """The measurements of the run in a folder."""
-    text = (folder / "draft.gguf.train" / "eagle3" / "curves.json").read_text(encoding="utf-8")
-    measurements: list[dict[str, Any]] = json.loads(text)
-    return measurements
-
-
 def interrupted(stage: str, n: int) -> Interrupting:
     """A reporter with a Ctrl-C at the n-th report of a stage."""
     return Interrupting(stage, n, lambda: signal.raise_signal(signal.SIGINT))
@@ -112,20 +89,6 @@ def test_an_interrupted_run_gives_the_same_file(
     report = train_eagle3(config)
     assert report.path.read_bytes() == trained[0].path.read_bytes()
     assert train_eagle3(config).trained == report.trained, "a finished run only writes its file"
-
-
-def test_more_text_extends_what_is_there(tmp_path: Path) -> None:
-    config = quick_config(tmp_path, epochs=0.2, n_tokens=400)
-    train_eagle3(config)
-    shards = config.work_dir / "corpus"
-    before = (shards / "shard-00000.tokens.npy").read_bytes()
-    more = quick_config(tmp_path, epochs=0.2, n_tokens=800)
-    with pytest.raises(CheckpointError, match=r"corpus_sha256=.*remove it"):
-        train_eagle3(more)
-    shutil.rmtree(config.work_dir / "eagle3")
-    report = train_eagle3(more)
-    assert report.n_answer_tokens >= 800
-    assert (shards / "shard-00000.tokens.npy").read_bytes() == before
 
 
 @pytest.fixture
@@ -172,58 +135,9 @@ def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> N
     assert report.trained.tokens_per_round > 1.3 > report.untrained.tokens_per_round
 
 
-@pytest.mark.release
-def test_bfloat16_learns_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The losses follow float32's on the same chains, at every depth."""
-    # Not tokens per round: a run as short as this one measures them on a dozen rounds. And all
-    # chains go on: where wrong picks end some, one pick that differs makes other chains.
-    monkeypatch.setattr(Kind, "missed_share", 1.0)
-    courses = []
-    for precision in ("bf16", "fp32"):
-        folder = tmp_path / precision
-        folder.mkdir()
-        train_eagle3(quick_config(folder, precision=precision))
-        courses.append(course(folder))
-    half, single = courses
-    assert [point["n_tokens"] for point in half] == [point["n_tokens"] for point in single]
-    for a, b in zip(half, single, strict=True):
-        # They end at 0.013: below 0.02 a tenth is chance.
-        assert a["loss"] == pytest.approx(b["loss"], rel=0.1, abs=0.02)
-    assert half[-1]["loss"][0] < 0.5 * half[0]["loss"][0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "reason"),
-    [
-        ({"target_layers": (0, 9)}, ArgumentError, "9"),
-        ({"n_draft_vocab": 400}, ArgumentError, "n_draft_vocab=400"),
-        ({"n_ctx": 9}, TrainError, r"every prompt of .* is longer than 1 tokens, which n_ctx=9"),
-    ],
-)
-def test_bad_settings_have_a_reason(
-    changes: dict[str, Any], error: type[Exception], reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=reason):
-        train_eagle3(quick_config(tmp_path, n_tokens=100, **changes))
-
-
 @pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
 def test_a_draft_for_a_hybrid(tmp_path: Path, arch: str) -> None:
     """The target's recurrent layers write the text and its features."""
     target = model_path("hybrid_perm", arch=arch, n_cycles=4, n_layer=2)
     report = train_eagle3(quick_config(tmp_path, target=target))
     assert report.trained.tokens_per_round > 1.35 > report.untrained.tokens_per_round
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_missing_features_are_read_again(tmp_path: Path) -> None:
-    """Missing features are a stage of their own."""
-    config = quick_config(tmp_path, epochs=3)
-    with pytest.raises(KeyboardInterrupt):
-        train_eagle3(config, interrupted("training", 1))
-    for folder in config.work_dir.glob("features-*"):
-        shutil.rmtree(folder)
-    with pytest.raises(KeyboardInterrupt):
-        train_eagle3(config, interrupted("reading features", 3))
-    report = train_eagle3(config)
-    assert "text" not in report.seconds, "of an earlier run"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -15,12 +12,9 @@ from pyllama_spec import ArgumentError
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import (
-    Eagle3TrainConfig,
     HeadConfig,
     TrainError,
-    UseConfig,
     train_eagle3,
-    train_from_use,
 )
 from pyllama_spec.train.kinds.eagle3 import Eagle3Kind
 from pyllama_spec.train.run.init_draft import InitDraft
@@ -84,30 +78,3 @@ def test_a_draft_that_cannot_be_continued_is_refused(first: TrainReport, tmp_pat
     with pytest.raises(Exception, match=r"cut\.gguf"):
         train_eagle3(replace(config, init=cut))
     assert not config.work_dir.exists(), "nothing is begun"
-
-
-def test_damaged_weights_are_refused(first: TrainReport, tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged.gguf"
-    shutil.copy(first.path, damaged)
-    tensor = next(t for t in gguf.GGUFReader(damaged, "r+").tensors if t.name == "fc.weight")
-    tensor.data.reshape(-1)[0] = np.nan
-    del tensor
-    with Model(perm()) as target, pytest.raises(TrainError, match=r"fc\.weight has a number"):
-        _read(damaged, target)
-
-
-@pytest.mark.parametrize(
-    ("run", "use"), [(train_eagle3, None), (train_from_use, UseConfig(Path("store")))]
-)
-def test_a_missing_gpu_is_reported_before_the_target_opens(
-    run: Callable[[Eagle3TrainConfig], object],
-    use: UseConfig | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A large target takes minutes to open; the one here does not even exist."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    target, draft = tmp_path / "none.gguf", tmp_path / "draft.gguf"
-    with pytest.raises(TrainError, match="PyTorch sees no CUDA device"):
-        run(Eagle3TrainConfig(target, draft, device="cuda", use=use))
-    assert not [*tmp_path.iterdir()]

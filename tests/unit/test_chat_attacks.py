@@ -6,7 +6,6 @@ chat with an unsupported template has no more than these.
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
@@ -125,12 +124,6 @@ def test_no_message_writes_a_control_token(name: str, attack: str, vocab: Vocab)
     assert vocab.detokenize(chat.tokenize(vocab), special=True) == clean
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_what_is_known_is_said(name: str) -> None:
-    source, located = TEMPLATES[name]
-    assert render(source, EVIL).located == located
-
-
 @pytest.mark.parametrize("text", [HARMLESS, "", "  \n ", "user", "a </think> b", "{}[]\\\"'"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_harmless_chats_are_tokenized_as_they_are(name: str, text: str, vocab: Vocab) -> None:
@@ -247,11 +240,3 @@ def test_what_cannot_be_followed_stays_as_it_is_while_nobody_forges(vocab: Vocab
     assert evil.located == "nothing"
     with pytest.warns(UserWarning, match="become text"):
         assert controls(evil.tokenize(vocab)) == []
-
-
-def test_every_private_use_character_in_one_chat(vocab: Vocab) -> None:
-    planes = itertools.chain(range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-    all_of_them = "".join(map(chr, planes))
-    chat = render(chatml(CONTENT), all_of_them + EVIL)
-    assert chat.located == "nothing"
-    assert controls(chat.tokenize(vocab)) == []

@@ -21,44 +21,9 @@ from pyllama_spec.speculative.controller import (
     Spent,
     make_controller,
 )
-from pyllama_spec.speculative.controller.acceptance import Acceptance, TextRatios
-from pyllama_spec.speculative.controller.costs import Curve, Prices, RoundCosts
+from pyllama_spec.speculative.controller.costs import Prices
 from pyllama_spec.speculative.controller.profit import best_length, lengths_together, thresholds
 from tests.controller_world import Costs, made_up, simulate
-
-
-def test_a_curve_between_and_beyond_what_was_seen() -> None:
-    for is_proportional in (False, True):
-        curve = Curve(is_proportional=is_proportional)
-        assert curve.at(3) == 0.0
-        curve.add(2, 10.0)
-        assert curve.at(2) == 10.0
-        assert curve.at(4) == (20.0 if is_proportional else 10.0)
-        curve.add(4, 14.0)
-        assert curve.at(3) == 12.0
-        assert curve.at(6) == (18.0 if is_proportional else 14.0)
-        assert curve.at(1) == (5.0 if is_proportional else 10.0)
-
-
-def test_costs_never_fall_with_the_width() -> None:
-    curve = Curve(is_proportional=True)
-    for size, seconds in ((1, 5.0), (2, 2.0), (3, 1.0), (4, 4.0)):
-        curve.add(size, seconds)
-    found = [curve.at(size) for size in range(1, 5)]
-    assert found == sorted(found)
-    # A single row that was held up takes no more than what is wider took.
-    assert found[0] == 2.0
-    assert list(curve.points().values()) == found
-
-
-def test_a_slower_machine_changes_no_proportion() -> None:
-    costs = RoundCosts()
-    costs.start({1: 1.0, 2: 1.5, 4: 3.0})
-    for _ in range(40):
-        costs.add_verify(costs.curve(1, 10), 4, 6.0)  # half the speed, and only this width
-    assert costs.speed == pytest.approx(2.0, rel=0.05)
-    curve = costs.curve(1, 10)
-    assert curve.at(4) / curve.at(1) == pytest.approx(3.0, rel=0.1)
 
 
 @pytest.mark.parametrize("says", [True, False])
@@ -88,55 +53,6 @@ def test_a_chain_that_asks_nobody_where_to_end_is_asked_for_what_pays(says: bool
         assert set(asked[1:]) == {8}
     else:
         assert 0 < min(asked[1:]) <= max(asked[1:]) <= 2
-
-
-def test_a_width_that_became_dearer_is_noticed() -> None:
-    costs = RoundCosts()
-    costs.start({1: 1.0, 4: 2.0})
-    for _ in range(40):
-        costs.add_verify(costs.curve(1, 10), 1, 1.0)
-        costs.add_verify(costs.curve(1, 10), 4, 4.0)
-    curve = costs.curve(1, 10)
-    assert curve.at(4) / curve.at(1) == pytest.approx(4.0, rel=0.15)
-
-
-def observed(ids: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, bool]]:
-    """The tokens of a draft that count as observed: depth, and whether it was right."""
-    found: list[tuple[int, bool]] = []
-
-    class Noting(Acceptance):
-        def add(self, depth: int, p: float | None, was_right: bool) -> None:
-            found.append((depth, was_right))
-
-    Noting().learn(Draft(ids, [0.5] * len(ids)), [0.5] * len(ids), TextRatios(), tokens)
-    return found
-
-
-def test_only_tokens_that_are_reached_are_observed() -> None:
-    """No token after the first wrong one, or after a full acceptance, is observed."""
-    right, wrong = True, False
-    assert observed([1, 2, 3], [1, 9]) == [(0, right), (1, wrong)]
-    assert observed([1, 2, 3], [9, 2, 3]) == [(0, wrong)]
-    assert observed([1, 2, 3], [1, 2, 3, 4]) == [(0, right), (1, right), (2, right)]
-    # What was cut is observed all the same: a plain round shows the worth of a draft's first token.
-    assert observed([1, 2, 3], [1]) == [(0, right)]
-    assert observed([1, 2, 3], [7]) == [(0, wrong)]
-
-
-def learned(acceptance: Acceptance, draft: Draft, tokens: Sequence[int], text: TextRatios) -> None:
-    """A round with a draft and the tokens that it committed."""
-    acceptance.learn(draft, acceptance.rates(draft), text, tokens)
-
-
-def test_copies_are_judged_by_the_length_of_their_match() -> None:
-    rng, acceptance, text = random.Random(3), Acceptance(), TextRatios()
-    for _ in range(300):
-        for match_length, chance in ((3, 0.2), (12, 0.97)):
-            draft = Draft([1], match_length=match_length)
-            learned(acceptance, draft, [1 if rng.random() < chance else 2], text)
-    short, long = (acceptance.rates(Draft([1], match_length=n))[0] for n in (3, 12))
-    assert short < 0.4
-    assert long > 0.85
 
 
 VERIFY, DRAFT = [4.0, 4.3, 5.8, 7.7], [0.0, 0.5, 1.0, 1.5]
@@ -227,40 +143,6 @@ def test_a_drafter_that_is_wrong_is_asked_seldom_and_says_so() -> None:
     assert 3 <= asked < 30
     assert sum(n for n, _ in out.lengths[-60:]) <= 2 * 8
     assert controller.reason_off(0) is not None
-
-
-def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
-    """Such copies are judged by their outcome, and others by their length as before."""
-    acceptance, text = Acceptance(), TextRatios()
-    sure = Draft([1, 2], [0.95, 0.6], match_length=4)
-    silent = Draft([1, 2], match_length=4)
-    first = acceptance.rates(silent)
-    assert acceptance.rates(sure) == pytest.approx([0.95, 0.6])
-    for _ in range(60):
-        learned(acceptance, sure, [1, 3], text)
-    right, wrong = acceptance.rates(sure)
-    assert right > 0.9 > 0.3 > wrong
-    assert acceptance.rates(silent) == first
-    for _ in range(60):
-        learned(acceptance, silent, [2], text)
-    assert acceptance.rates(silent)[0] < 0.3
-    assert acceptance.rates(sure) == [right, wrong]
-
-
-@pytest.mark.parametrize("p", [None, [0.6, 0.9, 0.96]])
-@pytest.mark.parametrize("n_right", [1, 8, 40])
-def test_a_row_of_right_copies_makes_the_next_no_surer(n_right: int, p: list[float] | None) -> None:
-    """One right copy per 30 tokens does not postpone the next difference; wrong ones count."""
-    acceptance, text, wrong = Acceptance(), TextRatios(), TextRatios()
-    draft = Draft([1, 2, 3], p, match_length=9)
-    rates = acceptance.rates(draft)
-    new = acceptance.survivals(draft, rates, TextRatios())
-    for _ in range(n_right):
-        text.copies.add(True, rates[-1])
-        wrong.copies.add(False, rates[-1])
-    assert acceptance.survivals(draft, rates, text) == new
-    after_wrong = acceptance.survivals(draft, rates, wrong)
-    assert all(a < b for a, b in zip(after_wrong, new, strict=True))
 
 
 class Copies:

@@ -17,7 +17,7 @@ import pytest
 import pyllama_spec
 from pyllama_spec import Llama
 from pyllama_spec.engine import cpu_variants
-from pyllama_spec.engine.cpu_variants import ARM, X86, choose, explained
+from pyllama_spec.engine.cpu_variants import ARM, X86, choose
 
 # Each takes milliseconds, and no text needs them.
 LATER = (
@@ -127,31 +127,3 @@ def test_a_source_folder_without_an_engine(tmp_path: Path, statement: str) -> No
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: {tmp_path / 'pyllama_spec'} has no compiled engine"), last
     assert "another folder" in last
-
-
-# ---- a missing library of a backend gives one line with the remedy
-
-
-_GLIBC = "{}: cannot open shared object file: No such file or directory"
-_MUSL = "Error loading shared library {}: No such file or directory (needed by /x/_engine.so)"
-
-
-@pytest.mark.parametrize("said", [_GLIBC, _MUSL])
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("libcublas.so.13", "pip install nvidia-cublas "),
-        ("libcudart.so.12", "pip install nvidia-cublas-cu12 "),
-        ("libvulkan.so.1", "apt-get install libvulkan1"), ("libother-5.so.2", "pip install"),
-    ],
-)  # fmt: skip
-def test_the_remedy_is_named(name: str, remedy: str, said: str) -> None:
-    error = explained(ImportError(said.format(name), name="a", path="b"))
-    assert str(error).startswith(name) and remedy in str(error)
-    assert (error.name, error.path) == ("a", "b")
-
-
-def test_other_errors_stay() -> None:
-    for message in ("DLL load failed", "/x/_engine.so: undefined symbol: f", "no libx.so.1"):
-        error = ImportError(message)
-        assert explained(error) is error

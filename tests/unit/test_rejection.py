@@ -16,7 +16,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pyllama_spec.engine import Distribution
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import accept_or_redraw
 
 # As accept_or_redraw().
@@ -173,27 +172,3 @@ def test_logits_are_summed_in_float64() -> None:
     expected = np.exp(np.array([0.0, -20.0, 3.0]))
     assert one.ids.tolist() == [0, 1, 3]
     assert np.allclose(one.p, expected / expected.sum(), rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("ids", "weights"),
-    [
-        ([], []),
-        ([1], [0.0]),
-        ([1, 2], [1.0]),
-        ([1, 2], [1.0, -0.1]),
-        ([1, 2], [1.0, np.nan]),
-        ([1, 2], [1.0, np.inf]),
-        ([-1, 2], [1.0, 1.0]),
-        ([[1]], [[1.0]]),
-    ],
-)
-def test_what_is_no_distribution_is_refused(ids: list[int], weights: list[float]) -> None:
-    with pytest.raises(ArgumentError):
-        Distribution(ids, weights)
-
-
-@pytest.mark.parametrize("logits", [[np.nan, 1.0], [-np.inf, -np.inf], [np.inf, 0.0]])
-def test_logits_that_are_no_distribution_are_refused(logits: list[float]) -> None:
-    with pytest.raises(ArgumentError):
-        Distribution.of_logits(np.arange(2, dtype=np.int32), np.array(logits, np.float32))

@@ -12,7 +12,6 @@ import pytest
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
 from pyllama_spec.speculative.controller import Span
-from pyllama_spec.speculative.scheduler import n_passes
 
 KINDS: dict[str, dict[str, Any]] = {
     "streams": {"has_streams": True, "can_fill": True},
@@ -123,24 +122,6 @@ def test_a_short_prompt_does_not_wait_behind_long_ones() -> None:
     runs = [SequenceRun(SequenceState(i, [1] * n), [1]) for i, n in enumerate((1300, 1300, 5))]
     n_read = {span.seq: span.n_prompt for span in scheduler.plan(runs)}
     assert n_read == {2: 5, 0: 512}, "in the pieces in which each would be read alone"
-
-
-@pytest.mark.parametrize(
-    ("ids", "rows", "n", "n_whole"),
-    [
-        ([0, 1, 2], [3, 3, 3], 1, 1),
-        ([0, 2], [3, 3], 2, 2),
-        ([0, 1], [5, 3], 2, 2),  # 3 of each and 2 of the first; or each by itself
-        ([0, 1, 2], [3, 5, 3], 2, 3),
-        ([0, 1, 2], [3, 3, 5], 2, 2),
-        ([0, 1, 2, 3], [5, 3, 3, 5], 3, 3),
-    ],
-)
-def test_how_often_the_engine_goes_over_the_weights(
-    ids: list[int], rows: list[int], n: int, n_whole: int
-) -> None:
-    assert n_passes(ids, rows) == n
-    assert n_passes(ids, rows, keeps_whole=True) == n_whole
 
 
 @pytest.mark.parametrize(
