@@ -41,10 +41,3 @@ def proposal(draft: Draft) -> Proposal:
 
 def ask(drafter: Drafter, seq: int, tokens: Sequence[int], n: int = 8) -> Proposal:
     return proposal(drafter.propose([DraftRequest(seq, list(tokens), n)])[0])
-
-
-def damaged_states(drafter: Drafter, at: int) -> tuple[bytes, ...]:
-    """States that restore() must refuse: one with a flipped bit, an empty one, and a cut one."""
-    state = bytearray(drafter.save(0) or b"")
-    state[at] ^= 1
-    return bytes(state), b"", b"PLSD"

@@ -5,16 +5,13 @@ Each class precedes a drafter that reads rows: `class Late(Shifted, Eagle3)`.
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters import Committed, Drafter, DraftRequest, Features
-from pyllama_spec.drafters.draft_memory import Choice
-from pyllama_spec.drafters.small_model import TokenMemory
 from pyllama_spec.engine import Batch
 
 Rows = npt.NDArray[np.float32]
@@ -91,26 +88,3 @@ def interrupt_decode(memory: Decoding, at: int, *, is_before: bool) -> None:
             raise KeyboardInterrupt
 
     memory.decode = interrupted  # type: ignore[method-assign]
-
-
-def interrupt_guess(memory: TokenMemory, at: int, *, is_before: bool) -> None:
-    """Ctrl-C in the at-th answer to a guess from now on, within the engine's call, before or after.
-
-    The interrupt comes after the decode of that guess; with is_before, before it counts.
-    """
-    n_guesses, draft_on = 0, memory.draft_on
-
-    def interrupted(guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
-        def answer(i: int, choice: Choice) -> bool:
-            nonlocal n_guesses
-            n_guesses += 1
-            if n_guesses == at and is_before:
-                signal.raise_signal(signal.SIGINT)
-            out = goes_on(i, choice)
-            if n_guesses == at:
-                signal.raise_signal(signal.SIGINT)
-            return out
-
-        draft_on(guesses, answer)
-
-    memory.draft_on = interrupted  # type: ignore[method-assign]
