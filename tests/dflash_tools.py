@@ -115,12 +115,12 @@ class Bench:
         batch.logits = False
         return batch
 
-    def inject(self, rows: Rows, first: int, seq: int = 0, n_at_once: int = 64) -> None:
+    def inject(self, rows: Rows, first: int) -> None:
         """Feeds rows of the positions first, first + 1, ..."""
-        batch = self.rows_batch(n_at_once)
-        for i in range(0, len(rows), n_at_once):
+        batch = self.rows_batch()
+        for i in range(0, len(rows), 64):
             batch.clear()
-            batch.extend(None, first + i, seq, rows=[rows[i : i + n_at_once]])
+            batch.extend(None, first + i, 0, rows=[rows[i : i + 64]])
             self.context.decode(batch)
 
     def guess(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyllama_spec.drafters import Committed, Draft, Drafter, DraftRequest
@@ -81,10 +81,10 @@ class Answer:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
 
-def random_requests(n: int, seed: int, *, n_prompt: int = 60, n_text: int = 40) -> list[Request]:
+def random_requests(n: int, seed: int) -> list[Request]:
     """Requests of every temper, some of which share a beginning."""
     rng = random.Random(seed)
-    beginnings = [prompt_tokens(rng.randrange(1, n_prompt), seed=100 * seed + i) for i in range(3)]
+    beginnings = [prompt_tokens(rng.randrange(1, 60), seed=100 * seed + i) for i in range(3)]
     out = []
     for i in range(n):
         begin = rng.choice(beginnings)
@@ -97,7 +97,7 @@ def random_requests(n: int, seed: int, *, n_prompt: int = 60, n_text: int = 40) 
         ])  # fmt: skip
         fate = rng.random()
         out.append(Request(
-            tuple(prompt), rng.randrange(1, n_text), params, arrival=rng.randrange(0, 3 * n),
+            tuple(prompt), rng.randrange(1, 40), params, arrival=rng.randrange(0, 3 * n),
             cancel_after=rng.randrange(1, 8) if fate < 0.15 else None,
             fail_at=rng.randrange(0, 20) if 0.15 <= fate < 0.3 else None,
             is_checked=rng.random() < 0.5,
@@ -162,14 +162,13 @@ class Traffic:
         self._runs: dict[int, SequenceRun] = {}
         self._begun: dict[int, int] = {}
 
-    def serve(self, watch: Callable[[], None] = lambda: None) -> list[Answer]:
-        """Serves until all are done; `watch` is called after every round."""
+    def serve(self) -> list[Answer]:
+        """Serves until all are done."""
         waiting = sorted(range(len(self.requests)), key=lambda i: self.requests[i].arrival)
         while waiting or self._runs:
             while waiting and self._idle and self.requests[waiting[0]].arrival <= self.n_rounds:
                 self._admit(waiting.pop(0))
             self._round()
-            watch()
         return self.answers
 
     def _admit(self, i: int) -> None:

@@ -168,13 +168,11 @@ class RenderedChat:
 
     Attributes:
         text: the rendered text.
-        starts_with_bos: whether the text begins with the name of the BOS token already.
         caller: the known places of the caller's text.
         note: a remark for the caller, such as tools that the template left out; "" for no remark.
     """
 
     text: str
-    starts_with_bos: bool
     caller: PromptProvenance = field(default=PromptProvenance("nothing"), repr=False)
     note: str = ""
 
@@ -357,9 +355,8 @@ class ChatTemplate:
         messages, which check_messages() made, and for the caller's own variables.
         """
         caller = self._locate(text, messages, caller_variables, run, form)
-        starts_with_bos = bool(self._bos_token) and text.startswith(self._bos_token)
         note = "" if self._shows_tools(text, caller_variables.get("tools")) else TOOLS_UNSHOWN
-        return RenderedChat(text, starts_with_bos, caller, note)
+        return RenderedChat(text, caller, note)
 
     def _shows_tools(self, text: str, tools: Sequence[Mapping[str, Any]] | None) -> bool:
         """Whether the rendered chat shows its tools; a name alone may be a coincidence."""

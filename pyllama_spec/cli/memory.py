@@ -15,7 +15,7 @@ import numpy as np
 from pyllama_spec.cli.options import path_argument
 from pyllama_spec.cli.wording import say
 from pyllama_spec.drafters.suffix import upkeep
-from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
+from pyllama_spec.drafters.suffix.memory import RememberedText
 from pyllama_spec.drafters.suffix.store import Store, capacity_of, vocabulary_digest
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, escaped
@@ -207,16 +207,10 @@ def _facts(store: Store) -> dict[str, Any]:
     return {
         "path": str(store.path), "bytes": store.size, "texts": len(texts),
         "tokens": sum(len(one.ids) for one in texts), "max_tokens": store.max_tokens,
-        "vocabulary": store.digest.hex()[:12], **_origins(texts),
+        "vocabulary": store.digest.hex()[:12],
+        "answers": sum(int(np.count_nonzero(one.origins)) for one in texts),
         "oldest_minute": _minutes(texts)[0], "newest_minute": _minutes(texts)[1],
     }  # fmt: skip
-
-
-def _origins(texts: Sequence[RememberedText]) -> dict[str, int]:
-    """The number of tokens that a target chose, and at how many of them a draft was wrong."""
-    counts = sum((np.bincount(one.origins, minlength=4) for one in texts), np.zeros(4, np.int64))
-    missed = int(counts[TokenOrigin.MISSED])
-    return {"answers": int(counts[TokenOrigin.CHOSEN]) + missed, "missed": missed}
 
 
 def _minutes(texts: Sequence[RememberedText]) -> tuple[int, int]:
@@ -231,8 +225,7 @@ def _summary(store: Store) -> str:
         f"{facts['bytes'] / 1e6:.1f} MB, room for {facts['max_tokens']} tokens"
     )
     if facts["answers"]:
-        line += f"; {facts['answers']} tokens of answers; a head or small model was wrong at "
-        line += f"{facts['missed']}"
+        line += f"; {facts['answers']} tokens of answers"
     if facts["texts"]:
         line += f"; {_date(facts['oldest_minute'])} to {_date(facts['newest_minute'])}"
     return line

@@ -154,8 +154,6 @@ class LookupFirst(DrafterWrapper):
         self.name = f"{drafter.name}+copies"
         self.min_ngram = count(min_ngram, "min_ngram", 1)
         self._lookup = copies_beside(drafter.max_draft, self.min_ngram, remembers, store)
-        # What the model guessed last of each sequence.
-        self._guesses: dict[int, Sequence[int]] = {}
 
     def check(self, target: Model) -> None:
         """Checks the model and the lookup."""
@@ -182,13 +180,8 @@ class LookupFirst(DrafterWrapper):
         self.commit((done,))
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Commits to both, and reports to the lookup where the model was wrong."""
+        """Commits to both."""
         self._lookup.commit(done)
-        for one in done if self._guesses else ():
-            pairs = zip(self._guesses.pop(one.seq, ()), one.tokens, strict=False)
-            missed = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-            if missed is not None:
-                self._lookup.note_miss(one.seq, one.start + missed)
         self.drafter.commit(done)
 
     def propose_one(self, request: DraftRequest) -> Draft:
@@ -212,18 +205,15 @@ class LookupFirst(DrafterWrapper):
             raise SequenceErrors(failed, {**of_model, **lookups}) from error
         for i, draft in zip(others, model_drafts, strict=True):
             drafts[i] = draft
-            self._guesses[requests[i].seq] = draft.ids
         return drafts
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Truncates the sequence in both."""
-        self._guesses.pop(seq, None)
         self._lookup.truncate(seq, n_keep)
         self.drafter.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
         """Copies the sequence in both."""
-        self._guesses.pop(to, None)
         self._lookup.copy(seq, to)
         self.drafter.copy(seq, to)
 

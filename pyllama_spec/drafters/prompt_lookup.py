@@ -82,9 +82,6 @@ class PromptLookup(Drafter):
         """Appends tokens."""
         self._texts[done.seq].extend(done.tokens)
 
-    def note_miss(self, seq: int, at: int) -> None:
-        """Ignores a draft model's miss."""
-
     def propose_one(self, request: DraftRequest) -> Draft:
         """Proposes the tokens after the text's longest repeated suffix.
 

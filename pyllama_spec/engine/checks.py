@@ -88,11 +88,11 @@ def sequence(value: object, name: str) -> Sequence[Any]:
 MAX_LISTED = 1 << 16
 
 
-def listed(values: Iterable[Any], name: str, most: int = MAX_LISTED) -> tuple[Any, ...]:
+def listed(values: Iterable[Any], name: str) -> tuple[Any, ...]:
     """The values of an iterable, read no further than the limit: range(10**9) takes no memory."""
-    found = tuple(islice(values, most + 1))
-    if len(found) > most:
-        raise ArgumentError(name, values, f"at most {most} entries")
+    found = tuple(islice(values, MAX_LISTED + 1))
+    if len(found) > MAX_LISTED:
+        raise ArgumentError(name, values, f"at most {MAX_LISTED} entries")
     return found
 
 

@@ -77,7 +77,6 @@ class Part(Struct):
     disable_parallel_tool_use: bool | None = None
     schema: Json | None = None
     strict: bool | None = None
-    effort: str | None = None
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 

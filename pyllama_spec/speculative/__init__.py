@@ -2,7 +2,6 @@
 
 from pyllama_spec.speculative.acceptance import (
     RejectionSampling,
-    RowObserver,
     StepSampler,
     TokenSampler,
     accept_or_redraw,
@@ -42,7 +41,6 @@ __all__ = [
     "ProfitController",
     "RejectionSampling",
     "Round",
-    "RowObserver",
     "SavedSequence",
     "Scheduler",
     "SequenceRun",

@@ -44,8 +44,7 @@ class IsolatedDrafter:
         self._has_warned = False
         self.name, self.note = drafter.name, drafter.note
         self.target_layers = tuple(drafter.target_layers)
-        self.is_stepwise, self.draws_tokens = drafter.is_stepwise, drafter.draws_tokens
-        self.has_lookup, self.is_lookup = drafter.has_lookup, drafter.is_lookup
+        self.draws_tokens, self.is_lookup = drafter.draws_tokens, drafter.is_lookup
         self.copies = drafter.can_copy
         self._mark = _mark(drafter)
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)

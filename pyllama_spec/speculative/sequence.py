@@ -14,7 +14,7 @@ from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 # So many tokens have to be equal to find the place again: as few as chance allows, since what an
 # edit changed is after it.
-_SIZE = 3
+_MIN_MATCH = 3
 # A longer match is no better evidence.
 _MAX_MATCH = 24
 
@@ -36,8 +36,8 @@ class Prediction:
         self._last_at = self._n_matched = 0
         # The positions in the prediction by the tokens before them.
         self._places: dict[tuple[int, ...], list[int]] = {}
-        for end in range(_SIZE, len(self._tokens)):
-            self._places.setdefault(tuple(self._tokens[end - _SIZE : end]), []).append(end)
+        for end in range(_MIN_MATCH, len(self._tokens)):
+            self._places.setdefault(tuple(self._tokens[end - _MIN_MATCH : end]), []).append(end)
 
     def propose(self, request: DraftRequest) -> Draft:
         """The next tokens of the prediction as a draft; NO_DRAFT if the text differs."""
@@ -65,12 +65,12 @@ class Prediction:
 
     def _find(self, tokens: Sequence[int]) -> None:
         """Finds the next position in the prediction with the text's last tokens."""
-        if len(tokens) - self._n_prompt < _SIZE:
+        if len(tokens) - self._n_prompt < _MIN_MATCH:
             return
-        places = self._places.get(tuple(tokens[len(tokens) - _SIZE :]))
+        places = self._places.get(tuple(tokens[len(tokens) - _MIN_MATCH :]))
         if places:
             self._at = next((at for at in places if at >= self._last_at), places[-1])
-            self._last_at, self._n_matched = self._at, _SIZE
+            self._last_at, self._n_matched = self._at, _MIN_MATCH
 
 
 # LoRA adapters, each with its scale. None leaves the context's own as they are.

@@ -12,13 +12,11 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.llama.llama import THREADS
 from tests.faces.tools import open_tiny
-from tests.models import model_path
 
 
-def open_wide(draft: str = "prompt-lookup", n_parallel: int = 8, **options: Any) -> Llama:
+def open_wide(n_parallel: int = 8, **options: Any) -> Llama:
     """A tiny model with several places."""
-    chosen: Any = model_path("eagle3") if draft == "eagle3" else draft
-    return open_tiny(chosen, n_parallel=n_parallel, **options)
+    return open_tiny("prompt-lookup", n_parallel=n_parallel, **options)
 
 
 @pytest.fixture(autouse=True)

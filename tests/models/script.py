@@ -18,8 +18,6 @@ def build_script(
     *,
     n_prompt: int,
     script: Sequence[int],
-    n_vocab: int = 320,
-    output_scale: float = 16.0,
     **extra: Any,
 ) -> Path:
     """Write the SCRIPT target, a GPT-2 whose next token is a function of the position alone.
@@ -28,6 +26,7 @@ def build_script(
     embedding of each position is the one-hot row of the next token. Token embeddings are zero, and
     the layer adds nothing. Any engine that reads GGUF generates this text.
     """
+    n_vocab = 320
     n_positions = n_prompt + len(script) + 16
     cfg = TinyConfig(
         "gpt2", n_layer=1, n_vocab=n_vocab, n_embd=n_vocab, n_ctx_train=n_positions,
@@ -46,7 +45,7 @@ def build_script(
     m.put("position_embd.weight", np.eye(n_vocab)[said])
     m.put("output_norm.weight", np.ones(n_vocab))
     m.put("output_norm.bias", np.zeros(n_vocab))
-    m.put("output.weight", np.eye(n_vocab) * output_scale / np.sqrt(n_vocab))
+    m.put("output.weight", np.eye(n_vocab) * 16.0 / np.sqrt(n_vocab))
     for name, shape in (
         ("attn_norm", (n_vocab,)), ("attn_qkv", (3 * n_vocab, n_vocab)),
         ("attn_output", (n_vocab, n_vocab)), ("ffn_norm", (n_vocab,)),

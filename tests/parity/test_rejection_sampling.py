@@ -279,11 +279,11 @@ def test_an_end_ends_the_text() -> None:
 
 
 @contextmanager
-def markov_round(n_seqs: int = 1, drafter: Drafter | None = None) -> Iterator[Round]:
+def markov_round(n_seqs: int = 1) -> Iterator[Round]:
     with tiny_context(
         tiny("markov", chances=TARGET_ROWS), n_ctx=128 * n_seqs, n_seq_max=n_seqs
     ) as one:
-        yield Round(one, drafter or small())
+        yield Round(one, small())
 
 
 def test_a_seed_gives_the_same_text_again_alone_and_beside_others() -> None:

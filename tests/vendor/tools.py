@@ -42,7 +42,7 @@ def engine_files() -> dict[str, str]:
     return files | {HOT: TEXT, "include/llama.h": TEXT, "tools/big.cpp": "not needed\n"}
 
 
-def write_archive(path: Path, files: dict[str, str], extra: tarfile.TarInfo | None = None) -> None:
+def write_archive(path: Path, files: dict[str, str]) -> None:
     members = {f"{FOLDER}/{name}": text for name, text in files.items()}
     members |= {f"{NAME}/pyproject.toml": PYPROJECT, f"{NAME}/backend.py": BACKEND}
     members[f"{NAME}/PKG-INFO"] = "Metadata-Version: 2.1\nName: made-up-engine\nVersion: 1.0\n"
@@ -51,8 +51,6 @@ def write_archive(path: Path, files: dict[str, str], extra: tarfile.TarInfo | No
             info = tarfile.TarInfo(name)
             info.size = len(text.encode())
             tar.addfile(info, io.BytesIO(text.encode()))
-        if extra is not None:
-            tar.addfile(extra, io.BytesIO(b"x" * extra.size))
 
 
 class World(NamedTuple):

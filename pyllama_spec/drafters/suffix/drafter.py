@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
-from pyllama_spec.drafters.suffix.memory import MARK, Memory, TokenOrigin
+from pyllama_spec.drafters.suffix.memory import MARK, Memory
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, TokenIndex
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
@@ -118,7 +118,6 @@ _FIRST_CAPACITY = 1 << 10
 _LEAST_CHANCE = 0.1
 # A draft model is asked instead where the first token of a copy is more likely wrong than right.
 _BESIDE_A_MODEL = 0.5
-_CHOSEN = bytes([TokenOrigin.CHOSEN])
 
 
 class OwnText:
@@ -130,7 +129,7 @@ class OwnText:
         remembers: whether later requests may copy from its new tokens.
         n_settled: the number of its tokens that were remembered already, or must not be.
         n_private: the number of those that must not be remembered.
-        origins: TokenOrigin of each token.
+        origins: a byte for each token, 1 if the target chose it, 0 if it was given.
         gap: the newest difference from what was copied, while a copy may resume after it.
         lengths: of the last difference after which a copy was right.
     """
@@ -145,7 +144,7 @@ class OwnText:
 
     def append(self, tokens: Sequence[int] | npt.NDArray[np.int32], n_chosen: int = 0) -> None:
         """Appends tokens; the target chose the last n_chosen."""
-        self.origins += bytes(len(tokens) - n_chosen) + _CHOSEN * n_chosen
+        self.origins += bytes(len(tokens) - n_chosen) + b"\1" * n_chosen
         wanted = self.index.n + len(tokens)
         if wanted > self.index.capacity:
             before, self.index = self.index, TokenIndex(2 * wanted)
@@ -299,12 +298,6 @@ class Suffix(Drafter):
         if copied is not None:
             self._compare(copied, done.tokens, self._text(done.seq))
         self._text(done.seq).append(done.tokens, done.n_chosen)
-
-    def note_miss(self, seq: int, at: int) -> None:
-        """Notes a position of the sequence at which a draft model was wrong."""
-        origins = self._text(seq).origins
-        if at < len(origins) and origins[at] == TokenOrigin.CHOSEN:
-            origins[at] = TokenOrigin.MISSED
 
     def _compare(self, copied: _Copied, tokens: Sequence[int], text: OwnText) -> None:
         ids, source, at = copied.ids, copied.source, copied.at

@@ -9,7 +9,6 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from operator import attrgetter
 
 import numpy as np
@@ -29,26 +28,13 @@ _FIRST_CAPACITY = 1 << 12
 _MARK = np.array([MARK], np.int32)
 
 
-class TokenOrigin(IntEnum):
-    """Who chose a token of a text.
-
-    GIVEN: it was in the prompt, or its origin is no longer known.
-    CHOSEN: the target chose it.
-    MISSED: the target chose it, and a draft model whose guesses before it were right missed it.
-    """
-
-    GIVEN = 0
-    CHOSEN = 1
-    MISSED = 2
-
-
 @dataclass(slots=True, eq=False)
 class RememberedText:
     """A remembered text."""
 
     ids: npt.NDArray[np.int32]  # [n] int32, its tokens; of a text in an index, a view
     minute: int  # the time when it was added, in minutes since 1970
-    known_origins: bytes = b""  # a TokenOrigin for each token, as bytes; b"" if all were given
+    known_origins: bytes = b""  # see origins; b"" if all were given
     key: int = 0  # its number in a store, from 1 on; 0 outside of one
     parent: int = 0  # the key of the text that it continues; 0 if it begins a conversation
     n_before: int = 0  # how many tokens of that text it continues, its own first MAX_MATCH included
@@ -61,7 +47,10 @@ class RememberedText:
 
     @property
     def origins(self) -> npt.NDArray[np.uint8]:
-        """[n] the TokenOrigin of each token."""
+        """[n] 0 for each token that was in a prompt, or whose origin is lost; 1 for a chosen one.
+
+        Earlier versions wrote 2 for a chosen token that a draft model had missed.
+        """
         return np.frombuffer(self.known_origins or bytes(len(self.ids)), np.uint8)
 
 
@@ -131,7 +120,7 @@ class Memory:
         return self.held[i - 1] if i else None
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Adds the new part of a request's text, with the TokenOrigin of each; () for none."""
+        """Adds the new part of a request's text, with each token's origin; () if all were given."""
         self.put(ids, origins=origins)
 
     def put(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyllama_spec.drafters.suffix.memory import Memory, RememberedText, TokenOrigin
+from pyllama_spec.drafters.suffix.memory import Memory, RememberedText
 from pyllama_spec.drafters.suffix.token_index import index_bytes
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.vocab import Vocab
@@ -442,7 +442,7 @@ def _text(row: tuple[object, ...]) -> RememberedText | None:
     tokens = np.frombuffer(ids, "<i4").astype(np.int32)
     if int(tokens.min()) < 0:
         return None
-    if len(origins) != len(tokens) or max(origins) > max(TokenOrigin):
+    if len(origins) != len(tokens):
         origins = b""
     parent = parent if parent < key else 0  # else it would not end with a first text
     return RememberedText(tokens, min(minute, _MOST_MINUTES), origins, key, parent, n_before)

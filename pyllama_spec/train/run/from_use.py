@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
+from pyllama_spec.drafters.suffix.memory import RememberedText
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.drafters.suffix.upkeep import parents_of
@@ -57,7 +57,7 @@ class Thread:
 
     key: float  # a number in 0 .. 1 from its first text; the same in every read of the store
     ids: list[int] = field(default_factory=list)  # its tokens
-    # the TokenOrigin of each token; GIVEN for tokens of another thread
+    # 0 for each given token, and for tokens of another thread; else the target chose it
     origins: bytearray = field(default_factory=bytearray)
 
 
@@ -139,7 +139,7 @@ def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Pi
 def _learned(origins: Bytes, own: int) -> Bytes:
     out: Bytes = origins.copy()
     # Nothing is predicted before there is a row of a token and the token after it.
-    out[: max(own, 2)] = TokenOrigin.GIVEN
+    out[: max(own, 2)] = 0
     return out
 
 
@@ -161,7 +161,7 @@ def _sequence(
     number: int, ids: npt.NDArray[np.uint32], origins: Bytes, begin: int, end: int, own: int
 ) -> TextSequence:
     its = _learned(origins[begin:end], own - begin)
-    return TextSequence(number, ids[begin:end], its > TokenOrigin.GIVEN, True)
+    return TextSequence(number, ids[begin:end], its > 0, True)
 
 
 def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
