@@ -500,6 +500,14 @@ class Llama(Closeable):
         return self._runtime.context
 
     @property
+    def _is_recurrent(self) -> bool:  # read by llama-cpp-python's own tests
+        return self.model.info.is_recurrent
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return self.model.info.is_hybrid
+
+    @property
     def _ctx(self) -> SimpleNamespace:
         is_open_without = self._opened.generating is None
         return SimpleNamespace(ctx=self.model if is_open_without else self.context)
