@@ -175,7 +175,7 @@ _BESIDE = "list the properties or items in one place"
 REFUSED = {
     "not": _OPPOSITE, "if": _OPPOSITE, "then": _OPPOSITE, "else": _OPPOSITE,
     "dependentRequired": _OPPOSITE, "dependentSchemas": _OPPOSITE, "dependencies": _OPPOSITE,
-    "uniqueItems": "take out afterwards what comes twice",
+    "uniqueItems": "leave it out (with Pydantic: list for set), and drop doubles afterwards",
     "contains": "write items", "minContains": "write minItems", "maxContains": "write maxItems",
     "unevaluatedProperties": _BESIDE, "unevaluatedItems": _BESIDE, "$dynamicRef": "write $ref",
     "nullable": 'write "type": [..., "null"], or anyOf with {"type": "null"}',

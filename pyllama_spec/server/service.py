@@ -381,7 +381,7 @@ class Answer:
             cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
             completion_tokens=usage["completion_tokens"],
             drafted=_sum_of(parts, "drafted"), accepted=_sum_of(parts, "accepted"),
-            saved_s=round(sum(part["speculation"]["saved_s"] or 0.0 for part in parts), 3),
+            saved_s=round(sum(part["speculation"]["saved_s"] or 0.0 for part in parts), 3) or 0.0,
         )  # fmt: skip
         self._service.metrics.note_end(parts, usage)
 
