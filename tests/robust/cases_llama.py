@@ -147,7 +147,6 @@ CASES.calls(
     {
         "no_dict": _formatted(3),
         "missing": _complete(response_format={"type": "json_schema"}),
-        "deep": _formatted(_deep(500)),
         "deeper": _formatted(_deep(100000)),
     },
 )  # fmt: skip

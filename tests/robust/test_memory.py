@@ -43,8 +43,9 @@ FLAT = 2_000
 
 
 def test_open_generate_close_is_flat() -> None:
-    figures = run("open_generate_close", path=str(tiny()), n_times=30)
-    assert growth(figures, 10) < FLAT
+    # Once, within the first 20 models or so, the heap grows by half a megabyte.
+    figures = run("open_generate_close", path=str(tiny()), n_times=50)
+    assert growth(figures, 30) < FLAT
 
 
 def test_requests_are_flat() -> None:
