@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -270,6 +271,7 @@ class LlamaState:
         n_given: the number of tokens in the memory that were given to the caller; None for all.
         settings: the other settings that the memory depends on, by name: types of the KV cache,
             positions, adapters and their scales.
+        checksum: of all fields but the bytes; a state that was pickled keeps that of its origin.
     """
 
     tokens: tuple[int, ...]
@@ -280,6 +282,15 @@ class LlamaState:
     model: str
     n_given: int | None
     settings: Settings
+    checksum: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksum", self.computed_checksum())
+
+    def computed_checksum(self) -> int:
+        """CRC-32 of all fields but the bytes, which have their own."""
+        rest = (self.tokens, self.n_decoded, self.seed, self.model, self.n_given, self.settings)
+        return zlib.crc32(repr(rest).encode())
 
     def __repr__(self) -> str:
         return f"<LlamaState: {self.n_tokens} tokens, {self.llama_state_size} bytes>"
@@ -559,6 +570,10 @@ class OpenModel(Closeable):
         """Restores a saved state; the next request with its prefix does not read that again."""
         if not isinstance(state, LlamaState):
             raise ArgumentError("state", state, "a result of save_state()")
+        if state.checksum != state.computed_checksum():
+            raise ArgumentError(
+                "state", problem="is damaged (its checksum differs)", remedy="read the text again"
+            )
         adapters = self.adapters
         misfit = self._misfit(state, adapters)
         if misfit is not None:

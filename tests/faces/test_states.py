@@ -175,3 +175,16 @@ def test_a_state_with_more_tokens_than_the_context_is_refused(n_read: int) -> No
         long.eval(list(range(5, 21)))
         short.load_state(long.save_state())  # just fits
         assert short.n_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tokens", (9, 9, 9)), ("n_decoded", 5), ("n_given", 3), ("settings", "?"), ("seed", 8)],
+)
+def test_a_damaged_field_of_a_pickled_state_is_refused(field: str, value: Any) -> None:
+    with opened() as llm:
+        text(llm)
+        state = pickle.loads(pickle.dumps(llm.save_state()))
+        object.__setattr__(state, field, value)
+        with pytest.raises(ArgumentError):
+            llm.load_state(state)
