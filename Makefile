@@ -121,20 +121,19 @@ ARM64_ENGINES ?= neon:armv8-a:cortex-a72 dotprod:armv8.2-a+dotprod+fp16:neoverse
     i8mm:armv8.6-a+dotprod+fp16+i8mm+bf16:max
 ARM64_MODELS = $(patsubst %,models/SmolLM2-135M-Instruct.%.gguf,Q4_0 Q4_K_M BF16)
 ARM64_TESTS ?= tests/parity tests/server/test_endpoints.py
-ARM64_TEXTS = python -m tests.arm64.texts $(DRAFT) $(ARM64_MODELS)
 test-arm64: $(STAMP) $(VENV)/.test $(ARM64_MODELS)
 	command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64 || apt-get install -y g++-aarch64-linux-gnu qemu-user
 	$(MAKE) wheel MACHINE=aarch64
 	$(BIN)/python -m tools.arm64_python build/arm64 "$$(echo dist-aarch64/*.whl)[server]" \
 	    pytest pytest-timeout hypothesis gguf jinja2 httpx openai anthropic
-	$(BIN)/$(ARM64_TEXTS) --out build/arm64/texts.json
+	$(BIN)/python -m tests.model_texts build/x86.json $(ARM64_MODELS) --tokens 12
 	set -e; for engine in $(ARM64_ENGINES); do \
 	    name=$${engine%%:*}; export QEMU_CPU=$${engine##*:}; arch=$${engine#*:}; arch=$${arch%:*}; \
 	    $(BIN)/cmake -S tests/arm64 -B build/arm64-$$name -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	        -DCMAKE_TOOLCHAIN_FILE=$(abspath tools/aarch64.cmake) -DCMAKE_BUILD_TYPE=Release -DGGML_CPU_ARM_ARCH=$$arch; \
 	    $(BIN)/cmake --build build/arm64-$$name; \
 	    qemu-aarch64 build/arm64-$$name/rows; \
-	    build/arm64/$(ARM64_TEXTS) --beside build/arm64/texts.json; \
+	    build/arm64/python -m tests.model_texts build/arm64/texts.json $(ARM64_MODELS) --tokens 12 --beside build/x86.json; \
 	done
 	build/arm64/python -m pytest $(ARM64_TESTS) $(QUICK) $(PYTEST_ARGS)
 
@@ -158,9 +157,8 @@ test-windows: $(STAMP) $(VENV)/.test $(WINDOWS_MODELS)
 	$(BIN)/python -m tests.windows.wine prepare $(WINDOWS) dist-windows/*.whl
 	$(PIP) install --upgrade --target $(WINDOWS)/linux dist/*.whl
 	cd $(WINDOWS)/checkout && PYTHONPATH=../linux PYLLAMA_SPEC_LEVEL=avx2 \
-	    $(PYTHON) -m tests.windows.texts linux.json $(WINDOWS_MODELS)
-	$(WINE) -m tests.windows.texts windows.json $(WINDOWS_MODELS)
-	cmp $(WINDOWS)/checkout/linux.json $(WINDOWS)/checkout/windows.json
+	    $(PYTHON) -m tests.model_texts linux.json $(WINDOWS_MODELS)
+	$(WINE) -m tests.model_texts windows.json $(WINDOWS_MODELS) --beside linux.json --near 0
 	$(WINE) -m pytest $(WINDOWS_TESTS) -m "not slow and not release and not posix" -q $(PYTEST_ARGS)
 	$(WINE) -m pytest $(WINDOWS_KILLS) -q $(PYTEST_ARGS)
 

@@ -1,10 +1,10 @@
-"""A model's texts on this processor, beside those of another one.
+"""A model's greedy texts on this machine, beside those of another one.
 
-    python -m tests.arm64.texts HEAD MODEL ... [--out JSON] [--beside JSON]
+    python -m tests.model_texts OUT.json MODEL ... [--beside OTHER.json] [--near LOGITS] [--tokens N]
 
 With each model: the text with an EAGLE-3 head and with copies is the one without, and a prompt that
-is read in parts gives the logits of one read whole. --out keeps the texts. With --beside they are
-compared with kept ones: they may part where the two best tokens are about equally likely.
+is read in parts gives the logits of one read whole. The plain texts are kept in OUT.json; they may
+part from the other machine's only where its two best tokens are at most --near apart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,31 +23,25 @@ _PROMPTS = (
     "def quicksort(numbers):\n", "1, 2, 3, 4, 5, 6,",
     "Once upon a time, in a small village by the sea, in a small house,",
 )  # fmt: skip
+_HEAD = "examples/drafts/smollm2-135m-eagle3.gguf"
 _CUTS = (32, 33, 47, 70)
 _N_LONG = 80
-# Kernels round differently: on one processor, the engine's give logits of Q4_K_M that are 0.2 from
-# those of ours on average.
 _NEAR = 0.5
 
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The tokens of a text, and how much likelier each was than the next best."""
-
-    tokens: list[str]
-    margins: list[float]
+# The tokens of a text, and by how many logits each was before the next best.
+Text = tuple[list[str], list[float]]
 
 
-def written(path: Path, draft: str, n_tokens: int) -> list[Text]:
+def texts(path: Path, draft: str, n_tokens: int) -> list[Text]:
     """The greedy text after each prompt."""
     found = []
-    with Llama(str(path), draft=draft, n_ctx=512, logits_all=True, n_threads=1) as llm:
+    with Llama(path, draft=draft, n_ctx=512, logits_all=True, n_threads=1) as llm:
         for prompt in _PROMPTS:
             answer = llm.create_completion(prompt, max_tokens=n_tokens, temperature=0.0, logprobs=2)
             said = answer["choices"][0]["logprobs"]
             assert said is not None
             likeliest = [sorted(row.values()) for row in said["top_logprobs"]]
-            found.append(Text(said["tokens"], [row[-1] - row[-2] for row in likeliest]))
+            found.append((said["tokens"], [row[-1] - row[-2] for row in likeliest]))
     return found
 
 
@@ -72,43 +65,41 @@ def unequal_parts(path: Path) -> list[int]:
 def parted(mine: Sequence[Text], others: Sequence[Text]) -> list[float]:
     """The other's margins at the tokens where texts part."""
     margins = []
-    for one, other in zip(mine, others, strict=True):
-        pairs = zip(one.tokens, other.tokens, other.margins, strict=False)
-        margins += [margin for a, b, margin in pairs if a != b][:1]
+    for (tokens, _), (other_tokens, other_margins) in zip(mine, others, strict=True):
+        rows = zip(tokens, other_tokens, other_margins, strict=False)
+        margins += [margin for one, other, margin in rows if one != other][:1]
     return margins
 
 
 def main() -> int:
     """Prints a line for each model; 1 if one is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("head")
+    parser.add_argument("out", type=Path)
     parser.add_argument("models", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--beside", type=Path)
-    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--near", type=float, default=_NEAR)
+    parser.add_argument("--tokens", type=int, default=32)
     args = parser.parse_args()
-    kept: dict[str, list[list[object]]] = {}
+    kept: dict[str, list[Text]] = {}
     others = json.loads(args.beside.read_text(encoding="utf-8")) if args.beside else {}
     print(row_kernels(), flush=True)
     n_wrong = 0
     for path in args.models:
-        plain = written(path, "none", args.tokens)
+        plain = kept[path.name] = texts(path, "none", args.tokens)
+        tokens = [text[0] for text in plain]
         faults = [
-            f"another text with {draft}" for draft in (args.head, "prompt-lookup")
-            if [one.tokens for one in written(path, draft, args.tokens)]
-            != [one.tokens for one in plain]
+            f"another text with {draft}" for draft in (_HEAD, "suffix")
+            if [text[0] for text in texts(path, draft, args.tokens)] != tokens
         ]  # fmt: skip
         faults += [f"{cut} tokens first change the rest" for cut in unequal_parts(path)]
-        kept[path.name] = [[one.tokens, one.margins] for one in plain]
         where = "not compared"
         if path.name in others:
-            margins = parted(plain, [Text(*fields) for fields in others[path.name]])
+            margins = parted(plain, others[path.name])
             where = f"{len(margins)} of {len(plain)} texts part, at {margins}"
-            faults += [f"parts at {margin}" for margin in margins if margin > _NEAR]
+            faults += [f"parts at {margin}" for margin in margins if margin > args.near]
         n_wrong += bool(faults)
         print(f"{path.name}: {where}; {'; '.join(faults) or 'right'}", flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(kept), encoding="utf-8")
+    args.out.write_text(json.dumps(kept), encoding="utf-8")
     return n_wrong > 0
 
 
