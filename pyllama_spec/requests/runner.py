@@ -216,10 +216,12 @@ class Line:
         The sequence keeps its content for requests with the same prefix.
         """
         state = run.state
-        if run.is_over or state is None:
+        if state is None:
             return
         held = SequenceState(state.seq_id, list(saved.tokens), saved.n_decoded, saved.n_given)
         held.adapters = saved.adapters
+        if run.is_over:  # asked last: the garbage collector may have ended its stream just now
+            return
         run.state, run.saved = None, saved
         self.placed.remove(run)
         self.idle.append(held)
