@@ -31,8 +31,6 @@ from pyllama_spec.server.settings import ServerSettings
 
 # Windows has no such signal.
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-
-
 # mallopt()'s name of the limit, in glibc's malloc.h.
 _M_ARENA_MAX, _N_ARENAS = -8, 2
 _MAX_HEADER_BYTES = 64 << 10
@@ -76,8 +74,7 @@ def serve(
 ) -> tuple[int, int]:
     """Serves until SIGTERM or Ctrl-C; then refuses new requests and finishes the running ones.
 
-    SIGHUP rereads the keys by settings.read_keys. Meanwhile the whole process
-    has Python's warnings off, and two arenas of the C heap.
+    Meanwhile the whole process has Python's warnings off, and two arenas of the C heap.
 
     Args:
         llm: the model, which the caller closes; or a list of models.

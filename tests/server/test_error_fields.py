@@ -15,8 +15,6 @@ from tests.server.world import Client, served
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}
 TOOL = {"type": "function", "function": {"name": "a", "parameters": {"type": "nope"}}}
-
-
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -43,7 +41,7 @@ def client() -> Iterator[Client]:
     (CHAT, {"messages": USER, "functions": [{"name": "a"}], "function_call": {"name": "b"}},
      "function_call"),
     (TEXT, {"prompt": [10**7]}, "prompt[0]"),
-    (TEXT, {"prompt": "a", "logit_bias": {"a b": 1}}, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias[0]"),
     (TEXT, {"prompt": "a", "speculation": {"n_draft": -1}}, "speculation.n_draft"),
     (TEXT, {"prompt": "a", "speculation": {"acceptance": "fast"}}, "speculation.acceptance"),
     ("/completion", {"prompt": "a", "n_probs": -1}, "n_probs"),

@@ -24,18 +24,6 @@ from pyllama_spec.server.settings import LOOPBACK
 from tests.models import model_path
 
 
-@pytest.mark.parametrize("given, environment, names", [
-    ("-a smol", {}, ("smol",)), ("-a smol,gpt-4o", {}, ("smol", "gpt-4o")),
-    ("--alias a,,b,b", {}, ("a", "b")), ("", {"LLAMA_ARG_ALIAS": "x,y"}, ("x", "y")), ("", {}, ()),
-])  # fmt: skip
-def test_names_of_a_model(given: str, environment: dict[str, str], names: tuple[str, ...]) -> None:
-    settings = llama_server.plan(["-m", "t.gguf", *given.split()], environment).settings
-    assert (settings.alias, *settings.aliases) == (names or (None,))
-    words = ["--alias", ",".join(names)] if names else []
-    ours, *_ = serve._settings(command_parser().parse_args(["serve", "-m", "t.gguf", *words]))
-    assert (ours.alias, *ours.aliases) == (names or (None,))
-
-
 def test_names_of_hosts_beside_those_of_the_machine() -> None:
     def hosts(line: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         words = ["-m", "t.gguf", *line.split()]
@@ -47,7 +35,6 @@ def test_names_of_hosts_beside_those_of_the_machine() -> None:
         ["--model", "m", "--allowed_hosts", "LLM.example", "a.example"], {"ALLOWED_HOSTS": "b"}
     )
     assert of_python.settings.allowed_hosts == ("llm.example", "a.example", *LOOPBACK)
-    assert llama_cpp_server.plan(["--model", "m"], {}).settings.allowed_hosts == LOOPBACK
     assert hosts("") == (LOOPBACK, LOOPBACK)
     assert hosts("--host 0.0.0.0") == ((), ())
     for line in ("--allowed-hosts llm.example", "--host 0.0.0.0 --allowed-hosts LLM.example"):
@@ -64,7 +51,6 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
     for settings, expected in ((theirs, ["two", "three # name"]), (ours, ["three # name"])):
         assert settings.read_keys is not None
         assert list(settings.read_keys()) == expected
-    assert llama_server.plan(["-m", "t.gguf", "--api-key", "two"], {}).settings.read_keys is None
 
 
 @pytest.mark.parametrize("line", [
@@ -167,8 +153,6 @@ _FIRST_AND_LAST = {
     "pyllama_spec.server.llama_server": ("pyllama-spec-llama-server: ", ""),
     "pyllama_spec.llama_cpp.server": ("pyllama_spec.llama_cpp.server: ", ""),
 }
-
-
 _TOLD = {
     "pyllama_spec.cli serve": ("--embeddings", "--n-ctx"),
     "pyllama_spec.server.llama_server": ("--embeddings", "-c"),
