@@ -477,26 +477,25 @@ def _split(url: str) -> SplitResult:
 # ---- bodies
 
 
-async def read_body(request: Request, settings: ServerSettings) -> bytes:
+async def read_body(request: Request, settings: ServerSettings) -> bytearray:
     """Reads the whole body, within its limits of size and time."""
-    most, parts, n = settings.max_body_bytes, list[bytes](), 0
+    most, body = settings.max_body_bytes, bytearray()
     length = request.headers.get("content-length")
     if length is not None and length.isdigit() and int(length) > most:
         raise _too_large(most)
     try:
         with anyio.fail_after(settings.body_timeout_s):
             async for part in request.stream():
-                n += len(part)
-                if n > most:
+                body += part
+                if len(body) > most:
                     raise _too_large(most)
-                parts.append(part)
     except TimeoutError:
         raise ApiError(
             408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
         ) from None
     except ClientDisconnect:
         raise ClientGone from None
-    return b"".join(parts)
+    return body
 
 
 def _too_large(most: int) -> ApiError:
@@ -506,7 +505,7 @@ def _too_large(most: int) -> ApiError:
     )  # fmt: skip
 
 
-def decoded(raw: bytes, shape: type[_T]) -> _T:
+def decoded(raw: bytes | bytearray, shape: type[_T]) -> _T:
     """Parses a body as a msgspec type."""
     if not raw:
         raise ApiError(400, "the body is empty", "invalid_json")
@@ -518,7 +517,7 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
         raise ApiError(400, f"the body is not JSON: {error}", "invalid_json") from None
 
 
-def _present(raw: bytes, shape: type[_T]) -> _T:
+def _present(raw: bytes | bytearray, shape: type[_T]) -> _T:
     """Parses a body; a null is absent where its field takes none, as clients send their models."""
     try:
         return msgspec.json.decode(raw, type=shape)

@@ -277,14 +277,13 @@ def serve_plan(meant: Plan, say: Callable[[str], None]) -> tuple[int, int]:
     with Llama(**meant.keywords) as llm:
         if meant.adapters:
             llm.set_adapters([(path, 1.0) for path in meant.adapters])
-        llm.cache = meant.cache
-        more = f"{plural(llm.n_parallel, 'request')} at once"
-        with suppress(UnsupportedError):  # a model that only embeds has no draft
-            more += f", draft {llm.drafter_name}"
+        llm.cache, more = meant.cache, ""
+        with suppress(UnsupportedError):  # of a model that only embeds
+            more = f", {plural(llm.n_parallel, 'request')} at once, draft {llm.drafter_name}"
         name = Path(meant.keywords["model_path"]).name
         return serve(
             llm, meant.settings, meant.listening,
-            on_start=lambda url: say(f"{name} answers at {url}, {more}"),
+            on_start=lambda url: say(f"{name} answers at {url}{more}"),
         )  # fmt: skip
 
 

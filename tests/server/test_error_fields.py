@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -58,14 +56,3 @@ def test_an_error_names_its_field(
 ) -> None:
     status, answer = client.post(path, body)
     assert (status, answer["error"]["param"]) == (400, param), answer
-
-
-@pytest.mark.parametrize("body", [b"", {"max_tokens": 2, "messages": USER}])
-def test_a_message_has_its_id_under_the_names_of_its_dialect(client: Client, body: Any) -> None:
-    connection, response = client.send("POST", "/v1/messages", body)
-    with closing(connection):
-        answer = json.loads(response.read())
-    id_ = response.getheader("request-id")
-    assert id_ is not None
-    assert id_ == response.getheader("x-request-id")
-    assert answer.get("request_id") == (None if response.status == 200 else id_)

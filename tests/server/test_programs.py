@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pyllama_spec import server
 from pyllama_spec.cli import serve
 from pyllama_spec.cli.entry import command_parser, main
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
@@ -20,6 +21,7 @@ from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
 from pyllama_spec.server.models import Keys
+from pyllama_spec.server.programs import serve_plan
 from pyllama_spec.server.settings import LOOPBACK
 from tests.models import model_path
 
@@ -140,6 +142,14 @@ def test_a_config_file_of_several_models(tmp_path: Path) -> None:
     assert second.keywords["draft"] == "prompt-lookup"
     assert first.chat_defaults == {"chat_template_kwargs": {"x": 1}}
     assert meant.models.takes_any_name
+
+
+def test_a_model_that_only_embeds_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(server, "serve", lambda *_, on_start: on_start("URL"), raising=False)
+    plan = llama_server.plan(["-m", str(model_path("bert")), "--embeddings", "-c", "64"], {})
+    serve_plan(plan, said.append)
+    assert "URL" in said[0]
 
 
 _PROGRAMS = [
