@@ -135,10 +135,15 @@ def given(args: argparse.Namespace, known: Collection[str]) -> dict[str, Any]:
             if name in known and value is not None}  # fmt: skip
 
 
+def llama_keywords(args: argparse.Namespace) -> dict[str, Any]:
+    """The keywords of Llama() for the model and the draft that the options name."""
+    draft = None if args.draft == NONE else own_draft(args.draft)
+    return {**given(args, KEYWORDS), "model_path": args.model_path, "draft": draft}
+
+
 def open_llama(args: argparse.Namespace) -> Llama:
     """Opens the model and the draft that the options name."""
-    draft = None if args.draft == NONE else own_draft(args.draft)
-    return Llama(**{**given(args, KEYWORDS), "model_path": args.model_path, "draft": draft})
+    return Llama(**llama_keywords(args))
 
 
 def add_model_options(
