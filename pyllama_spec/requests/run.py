@@ -562,9 +562,11 @@ class Run:
         """The number of tokens generated so far."""
         return len(self._past) + (0 if self.sequence is None else self.sequence.n_generated)
 
-    def begin(self, round_: Round, state: SequenceState, loaded: Timing) -> None:
-        """Moves a sequence to the start of the prompt, and shows the prompt to the penalties."""
+    def begin(self, round_: Round, loaded: Timing) -> SequenceRun:
+        """Moves its sequence to the start of the prompt, and shows the prompt to the penalties."""
         prompt, options, n_ctx = self.request.prompt, self.options, self._context.n_ctx_seq
+        state = self.state
+        assert state is not None
         if len(prompt) >= n_ctx:
             raise ContextFullError.of_prompt(len(prompt), n_ctx)
         n_history = self._sampler.params.n_history if options.sees_prompt else 0
@@ -578,7 +580,7 @@ class Run:
         if self.before is not None:
             self.before(state)
         self.record.timing = replace(loaded, queue_s=perf_counter() - self._asked_s)
-        self._begin(
+        return self._begin(
             SequenceRun(
                 state, prompt, sampler, self._max_tokens, self._observer,
                 stats=self.record.stats, timing=self.record.timing,
@@ -588,13 +590,14 @@ class Run:
             )
         )  # fmt: skip
 
-    def _begin(self, run: SequenceRun) -> None:
+    def _begin(self, run: SequenceRun) -> SequenceRun:
         assert self._round is not None
         run.stats.why_exact = self._why_exact
         if self._sampler.params.grammar is not None:
             run.forced = self._forced
         self._round.begin(run)
         self.sequence = run
+        return run
 
     def _shift(self) -> None:
         """Shifts a full context: drops the older half of the tokens that may be dropped.

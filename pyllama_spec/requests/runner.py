@@ -32,7 +32,7 @@ from pyllama_spec.errors import (
     is_process_end,
 )
 from pyllama_spec.requests.run import Piece, RequestStatus, Run
-from pyllama_spec.speculative import Round, SequenceState, Timing
+from pyllama_spec.speculative import Round, SequenceRun, SequenceState, Timing
 from pyllama_spec.speculative.sequence import n_common
 
 # How many pieces a stream may be ahead of its reader while nobody waits for its place.
@@ -641,28 +641,21 @@ class Runner:
         """Starts requests with new places, and computes a round of all."""
         outcomes: list[_Outcome] = []
         by_sequence: dict[int, Run] = {}
+        sequences: list[SequenceRun] = []
         for run in runs:
-            if (error := self._begin(run)) is not None:
+            try:
+                sequence = run.sequence or run.begin(self._round, self.loaded)
+            except BaseException as error:  # noqa: BLE001 - its reader gets it
                 outcomes.append((run, ([], None, error)))
-            elif run.sequence is not None:
-                by_sequence[id(run.sequence)] = run
-        sequences = [run.sequence for run in by_sequence.values() if run.sequence is not None]
+                continue
+            if run.is_cancelled:  # before it had one
+                sequence.is_cancelled = True
+            by_sequence[id(sequence)] = run
+            sequences.append(sequence)
         for sequence, step in self._round.step(sequences):
             run = by_sequence[id(sequence)]
             outcomes.append((run, run.take(step)))
         return outcomes
-
-    def _begin(self, run: Run) -> BaseException | None:
-        """Moves a request's sequence to where the request starts."""
-        assert run.state is not None
-        try:
-            if run.sequence is None:
-                run.begin(self._round, run.state, self.loaded)
-            if run.is_cancelled and run.sequence is not None:  # while it had none
-                run.sequence.is_cancelled = True
-        except BaseException as error:  # noqa: BLE001 - its reader gets it
-            return error
-        return None
 
     def _hand_out(self, outcomes: Sequence[_Outcome]) -> None:
         raised: set[int] = set()

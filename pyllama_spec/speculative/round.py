@@ -131,7 +131,7 @@ class Round:
         self.settle_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
             run.stats.reason_off = _NEVER.format(self.max_draft_reason)
-        self.scheduler.begin(run)
+        self.scheduler.controller.begin(state.seq_id)
         self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
         self.sequences.begin(run)
         run.timing.prompt_s += perf_counter() - start

@@ -194,10 +194,6 @@ class Scheduler:
         )
         return out
 
-    def begin(self, run: SequenceRun) -> None:
-        """Tells the controller that a text begins."""
-        self.controller.begin(run.seq_id)
-
     def plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
         """The spans of a round before drafting."""
         if len(runs) == 1 and not runs[0].n_missing:  # nearly always, and then it should be quick
