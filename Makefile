@@ -132,7 +132,7 @@ test-arm64: $(STAMP) $(VENV)/.test $(ARM64_MODELS)
 	$(BIN)/python -m tools.arm64_python build/arm64 "$$(echo dist-aarch64/*.whl)[server]" \
 	    pytest pytest-timeout pytest-xdist hypothesis gguf jinja2 httpx openai anthropic
 	$(BIN)/python -m tests.model_texts build/arm64/x86.json $(ARM64_MODELS) --tokens 12
-	$(MAKE) -k -O -j $(ARM64_ENGINES:%=arm64-%) arm64-tests
+	$(MAKE) -k -j $(ARM64_ENGINES:%=arm64-%) arm64-tests
 
 $(ARM64_ENGINES:%=arm64-%): arm64-%:
 	$(BIN)/cmake -S tests/arm64 -B build/arm64-$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
