@@ -120,11 +120,11 @@ build-cuda:
 ARM64_ENGINES ?= neon dotprod i8mm
 ARM64_MODELS = $(patsubst %,models/SmolLM2-135M-Instruct.%.gguf,Q4_0 Q4_K_M BF16)
 ARM64_TESTS ?= tests/parity tests/server/test_endpoints.py
-arm64-neon: export QEMU_CPU = cortex-a72
+arm64-neon: CPU = cortex-a72
 arm64-neon: ARCH = armv8-a
-arm64-dotprod: export QEMU_CPU = neoverse-n1
+arm64-dotprod: CPU = neoverse-n1
 arm64-dotprod: ARCH = armv8.2-a+dotprod+fp16
-arm64-i8mm: export QEMU_CPU = max
+arm64-i8mm: CPU = max
 arm64-i8mm: ARCH = armv8.6-a+dotprod+fp16+i8mm+bf16
 test-arm64: $(STAMP) $(VENV)/.test $(ARM64_MODELS)
 	command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64 || apt-get install -y g++-aarch64-linux-gnu qemu-user
@@ -132,14 +132,14 @@ test-arm64: $(STAMP) $(VENV)/.test $(ARM64_MODELS)
 	$(BIN)/python -m tools.arm64_python build/arm64 "$$(echo dist-aarch64/*.whl)[server]" \
 	    pytest pytest-timeout pytest-xdist hypothesis gguf jinja2 httpx openai anthropic
 	$(BIN)/python -m tests.model_texts build/arm64/x86.json $(ARM64_MODELS) --tokens 12
-	$(MAKE) -k -O -j $(ARM64_ENGINES:%=arm64-%) arm64-tests
+	$(MAKE) -k -j $(ARM64_ENGINES:%=arm64-%) arm64-tests
 
 $(ARM64_ENGINES:%=arm64-%): arm64-%:
 	$(BIN)/cmake -S tests/arm64 -B build/arm64-$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	    -DCMAKE_TOOLCHAIN_FILE=$(abspath tools/aarch64.cmake) -DCMAKE_BUILD_TYPE=Release -DGGML_CPU_ARM_ARCH=$(ARCH)
 	$(BIN)/cmake --build build/arm64-$*
-	qemu-aarch64 build/arm64-$*/rows
-	build/arm64/python -m tests.model_texts build/arm64/$*.json $(ARM64_MODELS) --tokens 12 --beside build/arm64/x86.json
+	QEMU_CPU=$(CPU) qemu-aarch64 build/arm64-$*/rows
+	QEMU_CPU=$(CPU) build/arm64/python -m tests.model_texts build/arm64/$*.json $(ARM64_MODELS) --tokens 12 --beside build/arm64/x86.json
 
 arm64-tests:
 	build/arm64/python -m pytest $(ARM64_TESTS) $(QUICK) $(TWO_FILES) $(PYTEST_ARGS)

@@ -88,7 +88,7 @@ def main() -> int:
     args = parser.parse_args()
     kept: dict[str, list[Text]] = {}
     others = json.loads(args.beside.read_text(encoding="utf-8")) if args.beside else {}
-    print(row_kernels(), flush=True)
+    print(f"{args.out.stem}: {', '.join(sorted(set(row_kernels().values())))}", flush=True)
     n_wrong = 0
     for path in args.models:
         plain = kept[path.name] = texts(path, "none", args.tokens)
@@ -105,7 +105,8 @@ def main() -> int:
             near = near if args.near is None else args.near
             faults += [f"parts at {margin}" for margin in margins if margin > near]
         n_wrong += bool(faults)
-        print(f"{path.name}: {where}; {'; '.join(faults) or 'right'}", flush=True)
+        said = f"{where}; {'; '.join(faults) or 'right'}"
+        print(f"{args.out.stem}: {path.name}: {said}", flush=True)
     args.out.write_text(json.dumps(kept), encoding="utf-8")
     return n_wrong > 0
 
