@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from pyllama_spec._version import __version__
-from pyllama_spec.cli.options import HELP, add_options, given, own_draft, path_argument
+from pyllama_spec.cli.options import DRAFT_HELP, add_options, given, own_draft, path_argument
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.registry import make_drafter_for, open_before, wants_head
 from pyllama_spec.engine import (
@@ -73,8 +73,7 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("-m", "--model", dest="model_path", type=path_argument, metavar="MODEL",
         help="the target; without it, no measurement")  # fmt: skip
     add("-d", "--draft",
-        help="as generate's -d: the GGUF of a draft, mtp, auto, suffix and so on, "
-        f"{HELP}: does it fit, does it pay")  # fmt: skip
+        help=f"{DRAFT_HELP}: does it fit, does it pay")  # fmt: skip
     add("--max-rows", type=int, metavar="N",
         help="the widest verify batch that is measured, 2 to 64 "
         f"[{MAX_ROWS}, or what the draft can fill]")  # fmt: skip

@@ -74,7 +74,8 @@ _NO_CONSTRAINTS = (
 # Fields of other servers that limit or change a text, and the values that change nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "lora": (None, []), "dynatemp_range": (None, 0), "t_max_predict_ms": (None, 0, -1),
-    "allowed_token_ids": (None, []), "use_beam_search": (None, False), "best_of": (None, 1),
+    "allowed_token_ids": (None, []), "bad_words": (None, []), "use_beam_search": (None, False),
+    "best_of": (None, 1),
 }  # fmt: skip
 # Fields that are translated below, or are not for the library.
 _APART = frozenset((

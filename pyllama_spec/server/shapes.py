@@ -136,6 +136,7 @@ class Sampling(Struct, kw_only=True):
     dynatemp_range: Any = None
     t_max_predict_ms: Any = None
     allowed_token_ids: Any = None
+    bad_words: Any = None
     use_beam_search: Any = None
     user: str | None = None
     stream: bool | None = None
