@@ -1,6 +1,6 @@
 """A model's greedy texts on this machine, beside those of another one.
 
-    python -m tests.model_texts OUT.json MODEL ... [--beside OTHER.json] [--near LOGITS] [--tokens N]
+    python -m tests.model_texts OUT.json MODEL ... [--beside OTHER] [--near LOGITS] [--tokens N]
 
 With each model: the text with an EAGLE-3 head and with copies is the one without, and a prompt that
 is read in parts gives the logits of one read whole. The plain texts are kept in OUT.json; they may
