@@ -2,6 +2,7 @@
 
 #include "ggml.h"
 #include "llama.h"
+#include "rpc/of_thread.h"
 
 #ifdef PYLLAMA_SPEC_RPC
 #include "rpc/link.h"
@@ -22,8 +23,8 @@ namespace {
 
 constexpr size_t MAX_LOG_BYTES = 2000;
 
-thread_local std::string t_last_error;
-thread_local std::string t_log;
+OF_THREAD(std::string, t_last_error);
+OF_THREAD(std::string, t_log);
 thread_local bool        t_log_continues = false;
 
 std::atomic<int> g_log_level{ GGML_LOG_LEVEL_ERROR + 1 };

@@ -2,13 +2,15 @@
 // until the calling function ends.
 #pragma once
 
+#include "rpc/of_thread.h"
+
 #include <exception>
 #include <utility>
 
 namespace llama_spec {
 
 inline std::exception_ptr & kept_failure() {
-    static thread_local std::exception_ptr failure;
+    static OF_THREAD(std::exception_ptr, failure);
     return failure;
 }
 

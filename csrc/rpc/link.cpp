@@ -1,4 +1,5 @@
 #include "rpc/link.h"
+#include "rpc/of_thread.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -37,7 +38,7 @@ using clock = std::chrono::steady_clock;
 std::atomic<int32_t> g_timeout_s{ 300 };
 std::atomic<bool (*)()> g_stop_asker{ nullptr };
 
-thread_local std::string t_lost;
+OF_THREAD(std::string, t_lost);
 thread_local bool        t_is_freeing = false;
 thread_local int         t_error = -1;  // errno of the system; -1 if it reported none
 // For this call: when the program wanted it to stop, and whether a connection was given up for that.
