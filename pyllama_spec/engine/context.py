@@ -205,6 +205,19 @@ class Context(Owner):
                 self.failure, self.has_failed = kind(last_error()), True
         return self.has_failed
 
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raises unless tokens are a prompt of a sequence: some, not too many, in the vocabulary.
+
+        Raises:
+            ContextFullError: they do not fit.
+            ArgumentError: there is none, or an id is outside the vocabulary.
+        """
+        if not tokens:
+            raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
+        self.model.vocab.check_ids(tokens, "prompt")
+        if len(tokens) > self.n_ctx_seq:
+            raise ContextFullError.of_prompt(len(tokens), self.n_ctx_seq)
+
     def decode(self, batch: Batch, *, encode: bool = False) -> None:
         """Computes a batch and waits for it. Releases the GIL meanwhile.
 

@@ -780,7 +780,8 @@ class Runner:
             elif run.saved is not None:
                 saved, seq_id = run.saved, run.state.seq_id
                 run.saved, run.state = None, run.sequence.state
-                self._round.resume(run.sequence, saved, seq_id)
+                self._round.sequences.bring_back(run.sequence, saved, seq_id)
+                self._round.resume(run.sequence)
             if run.is_cancelled and run.sequence is not None:  # while it had none
                 run.sequence.is_cancelled = True
         except BaseException as error:  # noqa: BLE001 - its reader gets it

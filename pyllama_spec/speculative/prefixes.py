@@ -433,6 +433,17 @@ class HeldSequences:
             tuple(state.tokens), state.n_decoded, state.n_given, memory, drafter, state.adapters
         )
 
+    def bring_back(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
+        """Restores a run's copy of save() on any sequence, which Round.resume() continues.
+
+        Raises:
+            ArgumentError: see restore().
+        """
+        self.shelve_held(seq_id, unless=run.state)
+        self._drafter.begin_request(seq_id, remember=run.remember, user=run.user)
+        run.state.seq_id, run.waits_for = seq_id, None
+        self.restore(run.state, saved)
+
     def restore(self, state: SequenceState, saved: SavedSequence) -> None:
         """Restores a copy of save(), of this or another sequence."""
         self.forget(state)
