@@ -307,12 +307,6 @@ class HeldSequences:
         self._rollback.forget(state)
         self._drafter.truncate(state.seq_id, 0)
 
-    def shelve_held(self, seq: int, *, unless: SequenceState) -> None:
-        """Stores the content of sequence `seq`, unless it is the given one."""
-        run = self._runs.get(seq)
-        if run is not None and run.seq_id == seq and run.state is not unless:
-            self.shelve(run.state)
-
     def shelve(self, state: SequenceState) -> None:
         """Stores a sequence's content, unless the store or another sequence has it."""
         store, n = self.store, state.n_decoded
@@ -432,17 +426,6 @@ class HeldSequences:
         return SavedSequence(
             tuple(state.tokens), state.n_decoded, state.n_given, memory, drafter, state.adapters
         )
-
-    def bring_back(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
-        """Restores a run's copy of save() on any sequence, which Round.resume() continues.
-
-        Raises:
-            ArgumentError: see restore().
-        """
-        self.shelve_held(seq_id, unless=run.state)
-        self._drafter.begin_request(seq_id, remember=run.remember, user=run.user)
-        run.state.seq_id, run.waits_for = seq_id, None
-        self.restore(run.state, saved)
 
     def restore(self, state: SequenceState, saved: SavedSequence) -> None:
         """Restores a copy of save(), of this or another sequence."""

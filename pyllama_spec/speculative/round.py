@@ -118,7 +118,7 @@ class Round:
         self.choose_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
             run.stats.reason_off = _NEVER.format(self.max_draft_reason)
-        self.scheduler.begin(run)
+        self.scheduler.controller.begin(run.seq_id)
         self.drafter.begin_request(run.seq_id, remember=run.remember, user=run.user)
         self.sequences.begin(run)
         run.timing.prompt_s += perf_counter() - start
@@ -130,15 +130,6 @@ class Round:
             run.draws = draws = None
             run.stats.why_exact = _NO_DRAWS.format(self.drafter.name)
         run.stats.acceptance = "exact" if draws is None else draws.acceptance
-
-    def resume(self, run: SequenceRun) -> None:
-        """Continues a run in the middle of its text, after HeldSequences.bring_back()."""
-        state = run.state
-        self.scheduler.begin(run)
-        # It knows the pending token too, of a text that is being generated and not read again.
-        is_whole = run.n_generated and not run.n_missing
-        n_known = len(state.tokens) if is_whole else state.n_decoded
-        self.drafter.catch_up(state.seq_id, state.tokens[:n_known])
 
     # ---- a round
 

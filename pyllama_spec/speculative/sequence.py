@@ -50,15 +50,6 @@ class SavedSequence(NamedTuple):
     drafter: bytes | None  # None if it saved none: the tokens are committed to it again
     adapters: Adapters = None
 
-    @property
-    def n_bytes(self) -> int:
-        """The bytes of the copies."""
-        return len(self.memory) + len(self.drafter or b"")
-
-    def without_memory(self) -> SavedSequence:
-        """The tokens without the copies: resuming computes them again."""
-        return self._replace(n_decoded=0, n_given=None, memory=b"", drafter=None)
-
 
 class Step(NamedTuple):
     """The result of one round for one sequence.
@@ -108,8 +99,6 @@ class SequenceRun:
     prediction: Callable[[DraftRequest], Draft] | None = None
     # The random draws of a drafter; None for greedy drafts.
     draws: TokenDraws | None = None
-    # The number of tokens of its text that were generated before its context shift.
-    n_before: int = 0
     # The maximum number of prompt tokens to reuse, from this sequence alone; None for as many as
     # any sequence holds.
     max_held: int | None = None
