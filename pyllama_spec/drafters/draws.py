@@ -18,8 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.engine.sampler import Sampler, SamplerParams, shared_noise
+from pyllama_spec.engine.sampler import Distribution, Sampler, SamplerParams, shared_noise
 
 # Of a request those of its parameters that a draft is drawn with. Penalties and biases are of the
 # target's text and ids: without them a draft is accepted less often, and nothing else.

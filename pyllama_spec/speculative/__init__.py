@@ -13,6 +13,7 @@ from pyllama_spec.speculative.controller import (
     ControllerChoice,
     DraftDecision,
     FixedLength,
+    Limits,
     Off,
     ProfitController,
     Span,
@@ -20,7 +21,7 @@ from pyllama_spec.speculative.controller import (
 )
 from pyllama_spec.speculative.loop import SpeculativeLoop
 from pyllama_spec.speculative.round import Round
-from pyllama_spec.speculative.scheduler import Limits, Scheduler
+from pyllama_spec.speculative.scheduler import Scheduler
 from pyllama_spec.speculative.sequence import (
     Adapters,
     SavedSequence,

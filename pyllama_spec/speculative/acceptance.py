@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
-from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.engine.sampler import Distribution
 from pyllama_spec.errors import PyllamaSpecError
 
 # Called with a row of the last batch and the token that was chosen there, before the next decode.
