@@ -245,7 +245,6 @@ class Player:
         self._is_adapted = False
         self.llm = self._open()
         self.is_single = self.opened.n_parallel == 1
-        # Whether it rolls back by a copy of its state, which may be from before the batch.
 
     def _open(self) -> Llama:
         opened, drafting = self.opened, self.session.drafting

@@ -7,6 +7,7 @@ for retries. The costs are those of costs.py, the chances those of acceptance.py
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -70,8 +71,8 @@ _RETRY_SHARE = 0.015  # +0.5%, +1.0%
 # The share of the most possible gain that is expected of an unknown draft, and the rounds that this
 # expectation weighs as much as.
 _GAIN_SHARE, _GAIN_ROUNDS = 0.5, 80.0  # +1.8%, +0.1%; 0, +0.2%
-# The expected length of a new text in tokens.
-_LEAST_LENGTH = 64  # +0.1%, 0
+# The expected length of a new text in tokens; how many texts it weighs as much as, of the last 32.
+_LEAST_LENGTH, _LENGTH_WEIGHT, _N_LENGTHS = 64, 4.0, 32  # +0.1%, 0; 0, +0.5%; 0, 0
 # Rounds after which prices are computed anew, and plain rounds of which one is timed: they save
 # Python's time (0, +0.2%; +0.2%, +0.2%).
 _REFRESH, _IDLE_EVERY = 12, 4
@@ -236,7 +237,9 @@ class ProfitController(Controller):
         # no chain of it was seen.
         self._is_silent: bool | None = None
         self._sequences: dict[int, _Sequence] = {}
-        self._worth = GainEstimate(weight=_FIRST_WEIGHT)  # in all texts
+        # The gain in all texts, and their lengths.
+        self._worth = GainEstimate(weight=_FIRST_WEIGHT)
+        self._lengths: deque[int] = deque(maxlen=_N_LENGTHS)
         # The cost of retries, in plain rounds, that gains have not made up for yet.
         self._debt = 0.0
         # Seconds and tokens of the last rounds, faded.
@@ -259,6 +262,9 @@ class ProfitController(Controller):
 
     def begin(self, seq: int) -> None:
         """Starts a new text with the statistics of all other texts."""
+        last = self._sequences.get(seq)
+        if last is not None and last.n_tokens:
+            self._lengths.append(last.n_tokens)
         state = self._sequences[seq] = _Sequence()
         state.is_on = self._worth.per_round(self._prices_of_last) >= 0.0
         # Not every short text is worth a trial draft.
@@ -319,14 +325,18 @@ class ProfitController(Controller):
     def _hoped_s(self, n_tokens: int, prices: Prices) -> float:
         """The seconds that drafts are expected to save in a text after its first n_tokens.
 
-        A text is expected to double, and to get 64 tokens more. The gain per token begins with half
-        of what it would be if every drafted token were accepted, and follows the gain in all texts.
+        A text of unknown kind is expected to double, and to get 64 tokens more; the last texts that
+        became longer than n_tokens count beside that. The gain per token begins with half of what
+        it would be if every drafted token were accepted, and follows the gain in all texts.
         """
+        further = [n - n_tokens for n in self._lengths if n > n_tokens]
+        n_further = _LENGTH_WEIGHT * (n_tokens + _LEAST_LENGTH) + sum(further)
+        n_further /= _LENGTH_WEIGHT + len(further)
         gain, weight = self._worth.per_round(prices), self._worth.weight
         if gain > 0.0:
             gain /= 1.0 + gain  # of a round, which has more than one token
         gain = _GAIN_ROUNDS * _GAIN_SHARE * prices.most_gain + weight * gain
-        return gain / (_GAIN_ROUNDS + weight) * (n_tokens + _LEAST_LENGTH) * prices.plain_s
+        return gain / (_GAIN_ROUNDS + weight) * n_further * prices.plain_s
 
     def stop_of(self, span: Span) -> DraftStop | None:
         """The stop function of a sequence's chain: it ends where another step does not pay."""
