@@ -18,8 +18,8 @@ from typing import Any
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative.controller import (
     Controller,
-    ControllerLimits,
     DraftDecision,
+    Limits,
     Span,
     Spent,
 )
@@ -133,14 +133,16 @@ def simulate(
     """Decodes texts, n_together at a time, and says how long it took.
 
     The controller learns of a text only what a round would tell it. step_share is the one of
-    ControllerLimits, which may be wrong.
+    Limits, which may be wrong.
     """
     rng, out = random.Random(seed), Outcome()
     has_lookup = any(place.match_length for text in texts for place in text)
     width = n_together * (1 + max_draft)
-    controller.attach(
-        ControllerLimits(max_draft, is_stepwise, has_lookup, n_together > 1, width, step_share)
-    )
+    limits = Limits(
+        max_draft, "", is_stepwise, has_lookup, step_share, max_rows=width,
+        has_streams=n_together > 1,
+    )  # fmt: skip
+    controller.attach(limits)
 
     def noisy(ms: float) -> float:
         ms *= rng.lognormvariate(0.0, costs.noise)

@@ -191,10 +191,7 @@ def describe_model(model: Model) -> dict[str, Any]:
             rollback += f", and {_size(info.snapshot_base_bytes)} a sequence"
         rollback += f", beside its state of {_size(info.state_bytes)}"
     else:
-        rollback = (
-            f"by a copy of its state ({_size(info.state_bytes)} a sequence) before each draft, and "
-            "a second decode of what was accepted"
-        )
+        rollback = "not at all, so nothing is drafted: its state has no snapshots here"
     return {
         "path": str(model.path),
         "architecture": info.arch,

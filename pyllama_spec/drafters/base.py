@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.engine.sampler import Distribution
 from pyllama_spec.errors import PyllamaSpecError
 
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import Committed, DraftRequest
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.engine.model import Model
+from pyllama_spec.engine.sampler import Distribution
 from pyllama_spec.errors import ArgumentError, EngineError
 
 Rows = npt.NDArray[np.float32]

@@ -18,8 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.engine.sampler import Sampler, SamplerParams, shared_noise
+from pyllama_spec.engine.sampler import Distribution, Sampler, SamplerParams, shared_noise
 
 # Of a request those of its parameters that a draft is drawn with. Penalties and biases are of the
 # target's text and ids: without them a draft is accepted less often, and nothing else.
@@ -31,7 +30,7 @@ _CUTS = (
 class TokenDraws:
     """The random numbers of one request, and the sampler cuts of its drafts."""
 
-    verifies_all = True
+    acceptance, verifies_all = "distribution", True
 
     def __init__(self, params: SamplerParams, seed: int) -> None:
         cuts = {name: getattr(params, name) for name in _CUTS}
@@ -71,7 +70,7 @@ class TokenDraws:
 class SharedNoise(TokenDraws):
     """Draws with the noise that the target's sampler will draw with, so that both often agree."""
 
-    verifies_all = False
+    acceptance, verifies_all = "noise", False
 
     def __init__(self, params: SamplerParams, sampler: Sampler) -> None:
         super().__init__(params, sampler.seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_spec.drafters.base import DraftRequest
 from pyllama_spec.drafters.draft_memory import Chain, passed
 from pyllama_spec.drafters.kinds import DFLASH, EAGLE3, INSTEAD, MTP, HeadKind
-from pyllama_spec.drafters.model_drafter import ModelDrafter, head_share
+from pyllama_spec.drafters.model_drafter import ModelDrafter
 from pyllama_spec.drafters.options import FileOptions
 from pyllama_spec.drafters.output_part import reduced_output
 from pyllama_spec.drafters.row_memory import BlockMemory, HeadsMemory, Lane, RowMemory
@@ -89,17 +89,13 @@ class Head(ModelDrafter[RowMemory]):
             max(min(params.n_batch, params.n_ubatch), n_outputs), n_outputs,
             n_lanes=n_heads, is_head=not self.kind.arch,
         )  # fmt: skip
-        is_short = n_window < target.n_ctx_seq
         with closed_on_failure(context):
-            what = (context, self.kind, self._n_features, n_window, is_short, n_heads)
+            what = (context, self.kind, self._n_features, n_window, n_heads)
             kind = RowMemory if block is None else BlockMemory
             memory = HeadsMemory(*what) if n_heads > 1 else kind(*what)
             if isinstance(memory, HeadsMemory):
                 memory.follow([Lane(*what, i) for i in range(1, n_heads)])
             self._draft_ids = reduced_output(context, self._n_output, target.model)
-        if block is None:
-            n_choices = self._draft_ids.n_slots if self._draft_ids else None
-            self.step_share = head_share(self.model, target.model, n_choices)
         return memory
 
     def draft(self, chains: list[Chain], errors: dict[int, Exception]) -> None:

@@ -24,9 +24,6 @@ class HeadKind:
     arch: str
     max_draft: int  # the maximum number of tokens of a draft, by default
     max_adaptive: int  # the same with a controller that ends drafts where they do not pay
-    # Whether a head with a window gets the rows of a prompt at its end, those of the window alone.
-    # The rows wait in the host's memory, so they have to be few bytes.
-    waits_for_prompt: bool = False
 
 
 # arXiv 2503.01840. At position P the token x[P+1] and the row of x[P]:
@@ -58,7 +55,7 @@ DFLASH = HeadKind("dflash", "a DFlash draft", 0, None, "dflash", 15, 15)
 #                                                      |
 #                                                      +-> first drafted token d[1], row h[1]
 #     then            4: (d[1], h[1]) -> d[2], h[2]    5: (d[2], h[2]) -> ...
-MTP = HeadKind("mtp", "an MTP head", -1, 0, "", 3, 6, waits_for_prompt=True)
+MTP = HeadKind("mtp", "an MTP head", -1, 0, "", 3, 6)
 
 # The kinds with files of their own, by architecture.
 HEADS = {kind.arch: kind for kind in (EAGLE3, DFLASH)}

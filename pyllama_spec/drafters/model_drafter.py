@@ -31,15 +31,9 @@ from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import (
     ArgumentError,
-    ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
     RemoteError,
-)
-from pyllama_spec.gguf.sizes import (
-    block_bytes,
-    bytes_per_token,
-    tensor_bytes,
 )
 
 if TYPE_CHECKING:
@@ -356,42 +350,3 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._target = self._memory = None
         if self._owns_model and self._model is not None:
             self._model.close()
-
-
-def step_share(draft: Model, target: Model) -> float:
-    """The cost of a drafted token relative to a target row, by the weights that each reads.
-
-    Where weights are read from memory as fast as they come, that is the ratio of their times; a
-    type that is expensive to unpack makes it larger.
-    """
-    return weight_bytes(draft) / max(weight_bytes(target), 1)
-
-
-def head_share(head: Model, target: Model, n_choices: int | None = None) -> float:
-    """The cost of a head's step relative to a target row, by the weights that each reads.
-
-    0 if it is unknown, such as when a table cannot be read.
-    """
-    info = head.info
-    try:
-        sizes, of_target = tensor_bytes(head.path), tensor_bytes(target.path)
-    except ModelLoadError:
-        return 0.0
-    first = info.n_layer if info.n_heads else 0
-    n = block_bytes(sizes, head.metadata, first=first) / max(info.n_heads, 1)
-    if not any(name.endswith(".shared_head_head.weight") for name in sizes):
-        tied = of_target.get("token_embd.weight", 0)
-        whole = sizes.get("output.weight", of_target.get("output.weight", tied))
-        n += whole * (1.0 if n_choices is None else n_choices / info.n_vocab)
-    return n / max(weight_bytes(target), 1)
-
-
-def weight_bytes(model: Model) -> int:
-    """Bytes of weights that a plain token reads: of all where the file does not tell them apart."""
-    metadata = model.metadata
-    if int(metadata.get("split.count", "0")) > 1:
-        return model.info.size_bytes
-    try:
-        return bytes_per_token(tensor_bytes(model.path), metadata)
-    except ModelLoadError:
-        return model.info.size_bytes

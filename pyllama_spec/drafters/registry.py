@@ -133,12 +133,12 @@ def check_draft(draft: object, options: DraftOptions) -> None:
         raise ArgumentError("draft", draft, expected, known_drafts())
     is_name = isinstance(draft, str) and draft in _NAMED
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
-    has_lookup = is_model or (is_name and draft == SUFFIX)
+    has_memory = is_model or (is_name and draft == SUFFIX)
     copies = f"{SUFFIX}, {MTP}, {AUTO} or a draft in a file"
     for name, value, fits, of in (
         ("p_min", options.p_min, is_model, "a draft in a file"),
         ("lookup", options.lookup, is_model, "a draft in a file"),
-        ("draft_memory", options.memory, has_lookup, copies),
+        ("draft_memory", options.memory, has_memory, copies),
     ):  # fmt: skip
         if value is not None and not fits:
             raise ArgumentError(

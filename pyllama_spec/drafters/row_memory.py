@@ -97,10 +97,6 @@ _PAUSE_BELOW, _KEEP_USE = 1 / 8, 63 / 64
 # The most rows of a sequence that wait in a paused draft; if more would, this many are kept.
 _MAX_WAITING, _KEEP_WAITING = 128, 64
 
-# Rows of a prompt that have waited for its end are fed then from this many on; fewer wait for a
-# draft.
-_FEED_FROM = 64
-
 # Is given a sequence, the row of the batch that is its last one, and whether another batch follows.
 ReadLast = Callable[[int, int, bool], None]
 
@@ -150,7 +146,6 @@ class RowMemory(DraftMemory):
         kind: what the head reads.
         n_features: the width of the target's rows, of all layers together.
         n_window: the number of positions of a sequence that stay in the context.
-        is_short: whether a text may be longer than the window.
         n_lanes: the number of heads, each with rows of its own in a lane of the context.
         lane: the number of the head.
     """
@@ -161,7 +156,6 @@ class RowMemory(DraftMemory):
         kind: HeadKind,
         n_features: int,
         n_window: int,
-        is_short: bool,
         n_lanes: int = 1,
         lane: int = 0,
     ) -> None:
@@ -171,8 +165,6 @@ class RowMemory(DraftMemory):
         self._n_open = max(self._row, self._row if self._token is None else self._token)
         self._lane, self._n_lanes = lane, n_lanes
         self._n_features, self._n_window = n_features, n_window
-        # Whether the rows of a prompt wait for its end.
-        self._waits = is_short and kind.waits_for_prompt
         self._batch = Batch(context.n_batch, n_row=n_features, n_model_row=context.n_row)
         self._batch.logits = False
         self._batch.head = lane
@@ -293,17 +285,10 @@ class RowMemory(DraftMemory):
         due = [seq for seq, s in seqs.items() if self._is_due(s)]
         if due:
             self.feed(due)
-        for seq, s in seqs.items() if self._waits else ():
-            if self.n_waiting(s) > self._n_window + self._batch.n_max:
-                self._make_room(seq, s, self.n_ready(s))
-                s.rows.keep_last(s.rows.end - s.n_fed + 1)
 
     def _is_due(self, s: SequenceMemory) -> bool:
         """Whether to feed rows now: more of the prompt follows, or too many wait."""
-        n = self.n_waiting(s)
-        if self._waits:
-            return not s.is_in_prompt and n > _FEED_FROM
-        return n > (0 if s.is_in_prompt else self._batch.n_max)
+        return self.n_waiting(s) > (0 if s.is_in_prompt else self._batch.n_max)
 
     def feed(self, seqs: Iterable[int], read: ReadLast | None = None) -> None:
         """Feeds all rows of some sequences that are ready."""

@@ -32,19 +32,16 @@ from pyllama_spec.drafters.draft_memory import (
     unpack,
 )
 from pyllama_spec.drafters.draws import TokenDraws
-from pyllama_spec.drafters.model_drafter import (
-    ModelDrafter,
-    step_share,
-)
+from pyllama_spec.drafters.model_drafter import ModelDrafter
 from pyllama_spec.drafters.options import DraftOptions, FileOptions
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.load_errors import UnknownArchitectureError
 from pyllama_spec.engine.model import Model
+from pyllama_spec.engine.sampler import Distribution
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError, EngineError, ModelLoadError, UnsupportedError
-from pyllama_spec.gguf.sizes import main_type
+from pyllama_spec.gguf.sizes import bytes_per_token, main_type, tensor_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -544,3 +541,23 @@ class SmallModel(ModelDrafter[TokenMemory]):
             facts["vocabulary"] = "the target's" if vocab.is_identity else "another one"
             facts["shared_tokens"], facts["target_tokens"] = vocab.n_shared, vocab.n_target
         return facts
+
+
+def step_share(draft: Model, target: Model) -> float:
+    """The cost of a drafted token relative to a target row, by the weights that each reads.
+
+    Where weights are read from memory as fast as they come, that is the ratio of their times; a
+    type that is expensive to unpack makes it larger.
+    """
+    return weight_bytes(draft) / max(weight_bytes(target), 1)
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of weights that a plain token reads: of all where the file does not tell them apart."""
+    metadata = model.metadata
+    if int(metadata.get("split.count", "0")) > 1:
+        return model.info.size_bytes
+    try:
+        return bytes_per_token(tensor_bytes(model.path), metadata)
+    except ModelLoadError:
+        return model.info.size_bytes

@@ -4,16 +4,14 @@ from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import computing
 from pyllama_spec.engine.chat import ChatParser, ChatSession, TemplateProgram
-from pyllama_spec.engine.context import Context, exact_rows
+from pyllama_spec.engine.context import Context, Memory, exact_rows
 from pyllama_spec.engine.context_params import ContextParams
-from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.log import set_log_level, thread_log_level
-from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.model_info import ModelInfo
 from pyllama_spec.engine.quantize import quantize, quantize_types
 from pyllama_spec.engine.rpc import RpcServer, server_devices, set_rpc_timeout
-from pyllama_spec.engine.sampler import Sampler, SamplerParams
+from pyllama_spec.engine.sampler import Distribution, Sampler, SamplerParams
 from pyllama_spec.engine.system import (
     Device,
     default_n_threads,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.closeable import Handle, Owner, closed_on_failure
+from pyllama_spec.engine.binding import Handle, Owner, check, ffi, lib
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.identity import digest_of
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ModelLoadError

@@ -1,4 +1,4 @@
-"""Imports the compiled module, and turns status codes into exceptions. Only here."""
+"""Imports the compiled module, turns status codes into exceptions, and holds C objects."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Any
 # engine (atexit, below), which would end it for the whole process.
 import numpy as np  # noqa: F401
 
+from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.cpu_variants import load_engine
 from pyllama_spec.errors import (
     PROCESS_ENDS,
     ArgumentError,
     BusyError,
     CancelledError,
+    ClosedError,
     ContextFullError,
     EngineError,
     ForkedError,
@@ -35,6 +37,8 @@ _engine: Any = load_engine()
 ffi, lib = _engine.ffi, _engine.lib
 
 __all__ = [
+    "Handle",
+    "Owner",
     "check",
     "computing",
     "ffi",
@@ -151,3 +155,60 @@ def fork_generation() -> int:
     """The number of forks since the process that first imported the module."""
     n: int = lib.llama_spec_fork_generation()
     return n
+
+
+class Handle:
+    """A C object, shared by its owner and the parts that need only it."""
+
+    __slots__ = ("_closed", "_generation", "_pointer")
+
+    def __init__(self, pointer: Any, free: Callable[[Any], Any], closed: str) -> None:
+        self._pointer: Any = ffi.gc(pointer, free)
+        self._closed = closed
+        self._generation = fork_generation()
+
+    @property
+    def pointer(self) -> Any:
+        """The pointer for the functions of the C ABI."""
+        if self._pointer is None:
+            raise ClosedError(self._closed)
+        return self._pointer
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._pointer is None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the object belongs to the parent process: unusable here."""
+        return self._generation != fork_generation()
+
+    def close(self) -> None:
+        """Releases the C object. May be called twice."""
+        self._pointer = None
+
+
+class Owner(Closeable):
+    """The owner of a C object, in `_handle`."""
+
+    _handle: Handle
+
+    @property
+    def handle(self) -> Any:
+        """The C handle, for the other modules of engine/."""
+        return self._handle.pointer
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._handle.is_closed
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it belongs to the parent of this process: no call works then."""
+        return self._handle.is_forked
+
+    def close(self) -> None:
+        """Frees the C object, once nothing else needs it. May be called twice."""
+        self._handle.close()

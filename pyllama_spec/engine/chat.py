@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.closeable import Handle, Owner
+from pyllama_spec.engine.binding import Handle, Owner, check, ffi, lib
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.binding import check, ffi, keep_error, last_error, lib
-from pyllama_spec.engine.checks import int32, real
-from pyllama_spec.engine.closeable import Handle, Owner
+from pyllama_spec.engine.binding import Handle, Owner, check, ffi, keep_error, last_error, lib
+from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.context_params import POOLING, UNPACKED, ContextParams
-from pyllama_spec.engine.memory import Memory
+from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.system import devices, system_info
 from pyllama_spec.errors import (
@@ -29,6 +28,145 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     RemoteError,
 )
+
+# The engine checks the number only in files that it writes itself.
+_MAGIC, _VERSION = b"PLSS", lib.llama_spec_state_version()
+
+
+class Memory:
+    """Cuts, copies, saves and restores sequences. Positions are [first, last], ranges [p0, p1)."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle  # of a context
+
+    def positions(self, seq: int = 0) -> tuple[int, int]:
+        """The first and last position of the sequence; (-1, -1) if it is empty."""
+        first, last = ffi.new("int32_t *"), ffi.new("int32_t *")
+        check(
+            lib.llama_spec_seq_positions(self._handle.pointer, _seq(seq), first, last),
+            f"cannot read the positions of sequence {seq}",
+        )
+        return first[0], last[0]
+
+    def remove(self, seq: int, p0: int = 0, p1: int = -1) -> None:
+        """Removes positions p0 .. p1 - 1; p1 = -1 means the end.
+
+        Raises:
+            UnsupportedError: a recurrent state cannot remove only this part.
+        """
+        check(
+            lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(p0), _pos(p1)),
+            f"cannot remove from sequence {seq}",
+        )
+
+    def rollback(self, seq: int, n_keep: int) -> bool:
+        """Keeps the first n_keep positions of a sequence; False if the engine cannot go back there.
+
+        A recurrent state can only go back within the last batch of its sequence, to after its first
+        token or any later one, and by at most n_rs_seq tokens in all since that batch. After False
+        the sequence is unchanged, and the caller may clear it and decode again.
+
+        Raises:
+            ArgumentError: n_keep is negative.
+        """
+        if _pos(n_keep) < 0:
+            raise ArgumentError("n_keep", n_keep, "0 or more")
+        code: int = lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(n_keep), -1)
+        if code == lib.LLAMA_SPEC_UNSUPPORTED:
+            return False
+        check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
+        return True
+
+    def copy(self, source: int, target: int) -> None:
+        """Makes the sequence `target` share all positions of `source`."""
+        code = lib.llama_spec_seq_cp(self._handle.pointer, _seq(source), _seq(target))
+        check(code, f"cannot copy sequence {source} to {target}")
+
+    def clear(self) -> None:
+        """Removes everything."""
+        check(lib.llama_spec_memory_clear(self._handle.pointer), "cannot clear the memory")
+
+    @property
+    def n_host_copies(self) -> int:
+        """The number of copies of sequence states to or from the host's memory."""
+        return int(_info_of(self._handle).n_host_copies)
+
+    def save(self, seq: int = 0) -> bytes:
+        """The state of a sequence, for restore() in a context of the same model and settings."""
+        data = self._get(seq, HEADER_BYTES)
+        return seal(data, _MAGIC, _VERSION)
+
+    def restore(self, seq: int, data: bytes) -> None:
+        """Restores a state of save(); replaces the sequence's content.
+
+        Raises:
+            ArgumentError: the bytes are damaged, or from a context with other settings.
+        """
+        instance(data, (bytes, bytearray, memoryview), "the saved state")
+        payload = unseal(data, _MAGIC, _VERSION, "a sequence that Memory.save() wrote")
+        self._set(seq, payload, partial=False)
+
+    def copy_out(self, seq: int) -> memoryview:
+        """The state of a sequence for copy_in() of this context: save() without its checks."""
+        return self._get(seq, 0)
+
+    def copy_in(self, seq: int, data: memoryview) -> None:
+        """Restores a state of copy_out(), of this or another sequence; replaces the old content.
+
+        Raises:
+            ArgumentError: the memory has no space for it; the sequence is then empty.
+        """
+        self._set(seq, data, partial=False)
+
+    def checkpoint(self, seq: int, back: int = 0) -> memoryview:
+        """Saves the part of a sequence's state that has no positions, such as a recurrent one.
+
+        Args:
+            seq: the sequence.
+            back: saves the state of this many tokens earlier, within the reach of rollback().
+
+        Raises:
+            UnsupportedError: the engine keeps no snapshot of that state.
+        """
+        return self._get(seq, 0, partial=True, back=back)
+
+    def return_to(self, seq: int, checkpoint: memoryview, n_keep: int) -> None:
+        """Rolls a sequence back to n_keep positions, where checkpoint() was taken.
+
+        The sequence must still hold them, except for the state itself.
+        """
+        self._set(seq, checkpoint, partial=True)
+        self.remove(seq, n_keep)
+
+    def _get(self, seq: int, n_header: int, *, partial: bool = False, back: int = 0) -> memoryview:
+        size, written = ffi.new("size_t *"), ffi.new("size_t *")
+        handle, doing = self._handle.pointer, f"cannot save sequence {seq}"
+        check(lib.llama_spec_state_size(handle, _seq(seq), partial, size), doing)
+        data = bytearray(n_header + size[0])
+        body = ffi.from_buffer("uint8_t[]", data, require_writable=True) + n_header
+        code = lib.llama_spec_state_get(handle, seq, partial, back, body, size[0], written)
+        check(code, doing)
+        return memoryview(data)[: n_header + written[0]]
+
+    def _set(self, seq: int, body: memoryview, *, partial: bool) -> None:
+        raw = ffi.from_buffer("uint8_t[]", body)
+        code = lib.llama_spec_state_set(self._handle.pointer, _seq(seq), partial, raw, len(body))
+        check(code, f"cannot restore sequence {seq}")
+
+
+def _info_of(handle: Handle) -> Any:
+    info = ffi.new("struct llama_spec_context_info *")
+    check(lib.llama_spec_context_get_info(handle.pointer, info), "cannot read the context")
+    return info
+
+
+def _seq(value: int) -> int:
+    return int32(value, "sequence")
+
+
+def _pos(value: int) -> int:
+    return int32(value, "position")
+
 
 Rows = npt.NDArray[np.float32]
 FEW_ROWS = 32  # FEW_ROWS of csrc/kernels/blocks.h
@@ -130,7 +268,7 @@ class Context(Owner):
         self._handle = self._open(params, target)
         # Which positions of which sequences it holds.
         self.memory = Memory(self._handle)
-        info = self._info()
+        info = _info_of(self._handle)
         self.n_batch, self.n_ubatch = int(info.n_batch), int(info.n_ubatch)
         self.n_rs_seq: int = info.n_rs_seq
         self.n_threads: int = info.n_threads
@@ -204,6 +342,19 @@ class Context(Owner):
                 kind = RemoteError if code == lib.LLAMA_SPEC_REMOTE else EngineError
                 self.failure, self.has_failed = kind(last_error()), True
         return self.has_failed
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raises unless tokens are a prompt of a sequence: some, not too many, in the vocabulary.
+
+        Raises:
+            ContextFullError: they do not fit.
+            ArgumentError: there is none, or an id is outside the vocabulary.
+        """
+        if not tokens:
+            raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
+        self.model.vocab.check_ids(tokens, "prompt")
+        if len(tokens) > self.n_ctx_seq:
+            raise ContextFullError.of_prompt(len(tokens), self.n_ctx_seq)
 
     def decode(self, batch: Batch, *, encode: bool = False) -> None:
         """Computes a batch and waits for it. Releases the GIL meanwhile.
@@ -437,15 +588,10 @@ class Context(Owner):
         address = int(ffi.cast("uintptr_t", self._row[0]))
         return np.asarray(_View(self.handle, address, shape))
 
-    def _info(self) -> Any:
-        info = ffi.new("struct llama_spec_context_info *")
-        check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
-        return info
-
     @property
     def n_graphs_reused(self) -> int:
         """The number of physical batches that reused the graph of an earlier one."""
-        return int(self._info().n_graphs_reused)
+        return int(_info_of(self._handle).n_graphs_reused)
 
     def cancel(self, value: bool = True) -> None:
         """Cancels a decode of another thread; False lets later decodes run again."""

@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pyllama_spec.engine.binding import check, ffi, keep_error, lib
+from pyllama_spec.engine.binding import Handle, Owner, check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, text
-from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.identity import digest_of, stamp_of
 from pyllama_spec.engine.load_errors import load_error, not_a_model
 from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo

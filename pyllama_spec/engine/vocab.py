@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.binding import Handle, check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32
-from pyllama_spec.engine.closeable import Handle
 from pyllama_spec.errors import ArgumentError
 
 _INT32_MIN = -(2**31)

@@ -66,32 +66,18 @@ def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> in
     those that are used are read, and of MTP heads nothing.
     """
     arch = metadata.get("general.architecture", "")
-    n_heads = int(metadata.get(f"{arch}.nextn_predict_layers", "0"))
-    n_blocks = int(metadata.get(f"{arch}.block_count", "0")) - n_heads
+    names = ("nextn_predict_layers", "block_count", "expert_count", "expert_used_count")
+    n_heads, n_blocks, n_experts, n_used = (int(metadata.get(f"{arch}.{k}", "0")) for k in names)
+    share = n_used / n_experts if n_experts and n_used else 1.0
     looked_up = {"per_layer_token_embd.weight"}
     if "output.weight" in sizes:
         looked_up.add("token_embd.weight")
-    beside = sum(
-        size for name, size in sizes.items() if _block_of(name) is None and name not in looked_up
-    )
-    return beside + block_bytes(sizes, metadata, end=n_blocks if n_heads else None)
-
-
-def block_bytes(
-    sizes: Mapping[str, int], metadata: Mapping[str, str], first: int = 0, end: int | None = None
-) -> int:
-    """Bytes of weights that a token reads of blocks first .. end - 1."""
-    arch = metadata.get("general.architecture", "")
-    n_experts = int(metadata.get(f"{arch}.expert_count", "0"))
-    n_used = int(metadata.get(f"{arch}.expert_used_count", "0"))
-    share = n_used / n_experts if n_experts and n_used else 1.0
     n = 0.0
     for name, size in sizes.items():
         block = _block_of(name)
-        is_looked_up = name.endswith(".nextn.embed_tokens.weight")
-        if block is None or block < first or is_looked_up or (end is not None and block >= end):
-            continue
-        n += size * (share if "_exps." in name else 1.0)
+        is_of_head = n_heads > 0 and block is not None and block >= n_blocks - n_heads
+        if not (is_of_head or name in looked_up):
+            n += size * (share if "_exps." in name else 1.0)
     return round(n)
 
 

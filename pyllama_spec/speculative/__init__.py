@@ -1,9 +1,9 @@
 """The round, acceptance, rollback, and their statistics."""
 
 from pyllama_spec.speculative.acceptance import (
-    RejectionSampling,
     StepSampler,
     TokenSampler,
+    accept_drawn,
     accept_or_redraw,
     sample_and_match,
     why_exact,
@@ -13,6 +13,7 @@ from pyllama_spec.speculative.controller import (
     ControllerChoice,
     DraftDecision,
     FixedLength,
+    Limits,
     Off,
     ProfitController,
     Span,
@@ -20,7 +21,7 @@ from pyllama_spec.speculative.controller import (
 )
 from pyllama_spec.speculative.loop import SpeculativeLoop
 from pyllama_spec.speculative.round import Round
-from pyllama_spec.speculative.scheduler import Limits, Scheduler
+from pyllama_spec.speculative.scheduler import Scheduler
 from pyllama_spec.speculative.sequence import (
     Adapters,
     SavedSequence,
@@ -39,7 +40,6 @@ __all__ = [
     "Limits",
     "Off",
     "ProfitController",
-    "RejectionSampling",
     "Round",
     "SavedSequence",
     "Scheduler",
@@ -52,6 +52,7 @@ __all__ = [
     "StepSampler",
     "Timing",
     "TokenSampler",
+    "accept_drawn",
     "accept_or_redraw",
     "make_controller",
     "sample_and_match",

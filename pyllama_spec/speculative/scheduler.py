@@ -15,7 +15,6 @@ sequences in between, are rolled back after the decode; they cost a row each and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter, itemgetter
 
@@ -25,8 +24,8 @@ from pyllama_spec.engine import Context
 from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.speculative.controller.base import (
     Controller,
-    ControllerLimits,
     FixedLength,
+    Limits,
     Span,
     Spent,
 )
@@ -89,69 +88,43 @@ _MAX_PASSED = 1
 _ROWS = "the number of rows that a decode verifies (n_batch or n_outputs_max)"
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of a round."""
-
-    n_ctx: int  # the number of positions of a sequence
-    # The maximum number of rows of a verify batch: of as many as are exact (docs/limits.md), so
-    # that a text does not depend on the other sequences.
-    width: int = FEW_ROWS
-    max_draft: int = 0  # the maximum number of tokens that a sequence drafts in any round
-    max_draft_reason: str = ""  # the reason for that limit, in words
-    # The maximum number of prompt tokens per decode. Without a pace, prompts are always cut at the
-    # same places, whatever runs beside them.
-    max_chunk: int = 512
-    # Read prompts with at most this many tokens left one token a round beside the other sequences,
-    # which needs no further pass over the weights; 0 to read them at once.
-    max_stepwise: int = 0
-    # Whether parts of prompts go into the verify batch. Their rows then differ from those of a
-    # decode alone; it pays if all sequences share one cache, which the engine reads once for all of
-    # them.
-    mixes_prompts: bool = False
-    has_streams: bool = False  # whether each sequence has its own stream in the memory
-    # needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
-    needs_equal_rows: bool = False
-    keeps_whole: bool = False
-    goes_alone: bool = False
-    can_fill: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        target: Context,
-        rollback: Rollback,
-        drafter: Drafter,
-        n_draft: int | None,
-        max_rows: int | None,
-        max_stepwise: int,
-    ) -> Limits:
-        """The limits of a context, its memory, its drafter and the caller; see Round."""
-        params = target.params
-        is_parallel = params.n_seq_max > 1
-        n_outputs = min(target.n_batch, params.n_outputs_max or target.n_batch)
-        max_rows = max_rows or (target.exact_rows if target.exact_rows > 1 else FEW_ROWS)
-        width = min(max_rows, n_outputs)
-        bounds: tuple[tuple[int | None, str], ...] = (
-            (drafter.max_draft, "max_draft of the drafter"), (n_draft, "n_draft"),
-            (rollback.max_draft, rollback.max_draft_reason), (width - 1, _ROWS),
-        )  # fmt: skip
-        known = [(n, why) for n, why in bounds if n is not None]
-        max_draft, reason = min(known, key=itemgetter(0))  # the first of equal ones
-        return cls(
-            n_ctx=target.n_ctx_seq,
-            width=width,
-            max_draft=max_draft,
-            max_draft_reason=reason,
-            max_chunk=min(target.n_batch, target.n_ubatch),
-            max_stepwise=max_stepwise,
-            mixes_prompts=is_parallel and params.kv_unified and rollback.is_cut,
-            has_streams=is_parallel and not params.kv_unified and rollback.can_pad,
-            needs_equal_rows=rollback.needs_equal_rows,
-            keeps_whole=rollback.keeps_whole,
-            goes_alone=rollback.goes_alone,
-            can_fill=rollback.can_fill,
-        )
+def limits_of(
+    target: Context,
+    rollback: Rollback,
+    drafter: Drafter,
+    n_draft: int | None,
+    max_rows: int | None,
+    max_stepwise: int,
+) -> Limits:
+    """The limits of a context, its memory, its drafter and the caller; see Round."""
+    params = target.params
+    is_parallel = params.n_seq_max > 1
+    n_outputs = min(target.n_batch, params.n_outputs_max or target.n_batch)
+    max_rows = max_rows or (target.exact_rows if target.exact_rows > 1 else FEW_ROWS)
+    max_rows = min(max_rows, n_outputs)
+    bounds: tuple[tuple[int | None, str], ...] = (
+        (drafter.max_draft, "max_draft of the drafter"), (n_draft, "n_draft"),
+        (rollback.max_draft, rollback.max_draft_reason), (max_rows - 1, _ROWS),
+    )  # fmt: skip
+    known = [(n, why) for n, why in bounds if n is not None]
+    max_draft, reason = min(known, key=itemgetter(0))  # the first of equal ones
+    return Limits(
+        max_draft,
+        reason,
+        drafter.is_stepwise,
+        drafter.has_lookup,
+        drafter.step_share,
+        n_ctx=target.n_ctx_seq,
+        max_rows=max_rows,
+        max_chunk=min(target.n_batch, target.n_ubatch),
+        max_stepwise=max_stepwise,
+        mixes_prompts=is_parallel and params.kv_unified and rollback.is_cut,
+        has_streams=is_parallel and not params.kv_unified and rollback.can_pad,
+        needs_equal_rows=rollback.needs_equal_rows,
+        keeps_whole=rollback.keeps_whole,
+        goes_alone=rollback.goes_alone,
+        can_fill=rollback.can_fill,
+    )
 
 
 class Scheduler:
@@ -179,19 +152,10 @@ class Scheduler:
         max_stepwise: int,
     ) -> Scheduler:
         """The scheduler of a context, whose controller knows its limits; see Round."""
-        limits = Limits.of(target, rollback, drafter, n_draft, max_rows, max_stepwise)
+        limits = limits_of(target, rollback, drafter, n_draft, max_rows, max_stepwise)
         is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
         out = cls(limits, controller, PromptPace(limits.max_chunk) if is_paced else None)
-        out.controller.attach(
-            ControllerLimits(
-                limits.max_draft,
-                drafter.is_stepwise,
-                drafter.has_lookup,
-                is_padded=limits.has_streams or limits.needs_equal_rows,
-                max_rows=limits.width,
-                step_share=drafter.step_share,
-            )
-        )
+        out.controller.attach(limits)
         return out
 
     def plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
@@ -253,7 +217,7 @@ class Scheduler:
         state, limits = run.state, self.limits
         n_past, n = state.n_decoded, limits.max_draft
         if n:
-            n_free = min(run.n_left, limits.n_ctx - n_past, limits.width // n_seqs) - 1
+            n_free = min(run.n_left, limits.n_ctx - n_past, limits.max_rows // n_seqs) - 1
             n_wanted = n if run.max_draft is None else min(n, run.max_draft)
             n = max(min(n_wanted, n_free), 0)
         return Span(state.seq_id, n_past, n)
@@ -299,12 +263,12 @@ class Scheduler:
         if limits.mixes_prompts:
             # In one physical batch: in a shared cache a sliding window could lose what it needs to
             # go back, if a second one found the first one's drafts there.
-            return self._packed(spans, limits.max_chunk, limits.width)
+            return self._packed(spans, limits.max_chunk, limits.max_rows)
         rows = sorted((s for s in spans if s.n_rows <= 1 or not s.n_prompt), key=attrgetter("seq"))
         out = [[span] for span in spans if span.n_prompt > 1]
         if limits.goes_alone and any(span.n_verified for span in rows):
             return [*([span] for span in rows), *out]
-        parts = self._packed(rows, limits.width, limits.width)
+        parts = self._packed(rows, limits.max_rows, limits.max_rows)
         if limits.needs_equal_rows and any(span.n_verified for span in rows):
             parts = [piece for part in parts for piece in self._neighbours(part)]
         for part in parts:
@@ -330,7 +294,7 @@ class Scheduler:
         With all of their padding they fit one decode.
         """
         longest, stretch = max(span.n_rows for span in spans), list[Span]()
-        n_together = max(self.limits.width // longest, 1)
+        n_together = max(self.limits.max_rows // longest, 1)
         for span in spans:
             goes_on = (
                 0 < len(stretch) < n_together
@@ -360,12 +324,12 @@ class Scheduler:
             plain = _PASS_ROWS * n_passes(ids, rows, limits.keeps_whole) + sum(rows)
             padded = _PASS_ROWS * n_passes(ids, [longest] * len(ids)) + longest * len(ids)
             filled = _PASS_ROWS + longest * n_span
-            can_fill = limits.can_fill and longest * n_span <= limits.width
+            can_fill = limits.can_fill and longest * n_span <= limits.max_rows
             if can_fill and n_span > len(ids) and filled < min(plain, padded):
                 _pad(spans, longest)
                 for span, after in pairwise(spans):
-                    span.n_gap = after.seq - span.seq - 1
-            elif padded < plain and longest * len(ids) <= limits.width:
+                    span.n_idle = after.seq - span.seq - 1
+            elif padded < plain and longest * len(ids) <= limits.max_rows:
                 _pad(spans, longest)
 
 

@@ -16,7 +16,7 @@ from pyllama_spec.bench.figures import Pair
 from pyllama_spec.bench.report import FORMAT
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters.model_drafter import weight_bytes
+from pyllama_spec.drafters.small_model import weight_bytes
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import EngineError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes

@@ -75,11 +75,11 @@ def test_little_that_is_equal_promises_little() -> None:
     """Before any verification, more equal tokens make a copy likelier, and few make it unlikely."""
     for is_own in (False, True):
         of_matches = [chance_of(m, 1.0, is_own=is_own) for m in range(3, 25)]
-        behind_gaps = [chance_of(m, 1.0, is_own=is_own, is_resumed=True) for m in range(4)]
+        behind_gaps = [chance_of(m, 1.0, is_own=is_own, is_resumed=True) for m in range(1, 4)]
         for p in (of_matches, behind_gaps):
             assert p == sorted(p)
         assert of_matches[0] <= 0.6 < of_matches[1] < of_matches[-1]
-        assert behind_gaps[0] < 0.2 < behind_gaps[1]
+        assert behind_gaps[0] < 0.6
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -200,9 +200,8 @@ def knows(seed: int, **about: object) -> tuple[Suffix, list[int]]:
 @pytest.mark.parametrize(
     ("here", "at"),
     [
-        ([[501]], 1),  # another token in place of one
-        ([[501], [502]], 2),  # two in place of two
-        ([["a0", 501]], 2),  # the same, behind one that was right
+        ([[501], ["a1"]], 2),  # another token in place of one
+        ([["a0", 501], ["a2"]], 3),  # the same, behind one that was right
         ([[501], [502], ["a1"]], 2),  # two in place of one
         ([[501, 502, 503], ["a1", "a2"]], 3),  # three in place of one
         ([[501, 502], ["a0"]], 1),  # two that were put in
@@ -232,22 +231,11 @@ def test_it_goes_on_behind_a_difference(
     assert found == known[N_LEAD + at : N_LEAD + at + 8]
 
 
-@pytest.mark.parametrize("n", [3, 7])
-def test_a_difference_of_the_same_lengths_comes_again(n: int) -> None:
-    drafter, known = knows(2)
-    a = known[N_LEAD:]
-    first, second = list(range(501, 501 + n)), list(range(521, 521 + n))
-    assert behind(drafter, known, first, [a[1]], a[2:6], second) == a[7:15]
-    drafter, known = knows(2)
-    assert behind(drafter, known, [a[0], *a[1:6]], [504, 505, 506]) == a[9:17]
-
-
-@pytest.mark.parametrize("n", [1, 3, 4, 7, 11, 12, 30])
-def test_a_long_difference_waits_for_an_equal_token_and_is_given_up(n: int) -> None:
-    """A guess after many other tokens is hardly ever right, and costs a row each time."""
+@pytest.mark.parametrize("n", [1, 3, 7, 11, 12, 30])
+def test_a_difference_waits_for_an_equal_token_and_is_given_up(n: int) -> None:
     drafter, known = knows(3)
     a, new = known[N_LEAD:], [600 + i for i in range(n)]
-    assert bool(behind(drafter, known, new)) is (n <= 3)
+    assert behind(drafter, known, new) == []
     drafter, _ = knows(3)
     found = behind(drafter, known, *([token] for token in new), [a[n]])
     assert found == (a[n + 1 : n + 9] if n < 12 else [])
@@ -256,13 +244,19 @@ def test_a_long_difference_waits_for_an_equal_token_and_is_given_up(n: int) -> N
 @pytest.mark.parametrize("how", ["user", "private", "copy", "truncate"])
 def test_nobody_else_goes_on_with_it(how: str) -> None:
     """The place of a difference leads into texts that another request may not see."""
-    drafter, known = knows(4, user="a")
-    tell(drafter, known[:N_LEAD], user="a")
-    text = [*known[:N_LEAD], 501]
-    drafter.propose_one(DraftRequest(0, text, 8))
-    drafter.commit_one(Committed(0, [501], N_LEAD))
+
+    def behind_a_difference() -> tuple[Suffix, list[int], list[int]]:
+        drafter, known = knows(4, user="a")
+        tell(drafter, known[:N_LEAD], user="a")
+        drafter.propose_one(DraftRequest(0, known[:N_LEAD], 8))
+        drafter.commit_one(Committed(0, [501], N_LEAD))
+        return drafter, known, [*known[:N_LEAD], 501]
+
+    drafter, known, text = behind_a_difference()
+    drafter.commit_one(Committed(0, [known[N_LEAD + 1]], len(text)))
+    assert proposal(drafter, [*text, known[N_LEAD + 1]]) == known[N_LEAD + 2 : N_LEAD + 10]
+    drafter, known, text = behind_a_difference()
     seq = 0
-    assert proposal(drafter, text) == known[N_LEAD + 1 : N_LEAD + 9]
     if how == "copy":
         seq = 1
         drafter.begin_request(1, user="b")
@@ -273,7 +267,6 @@ def test_nobody_else_goes_on_with_it(how: str) -> None:
         drafter.commit_one(Committed(0, [501], N_LEAD))
     else:
         drafter.begin_request(0, user="b", remember=how == "user")
-    assert proposal(drafter, text, seq=seq) == []
     drafter.commit_one(Committed(seq, [known[N_LEAD + 1]], len(text)))
     assert proposal(drafter, [*text, known[N_LEAD + 1]], seq=seq) == []
 
@@ -293,15 +286,16 @@ def test_a_place_that_is_gone_is_none(n_left: int) -> None:
     known, memory = fresh(6), Memory(1 << 12)
     memory.add(known)
     drafter = Suffix(8, store=memory, least_chance=0.0)
-    assert behind(drafter, known, [501])
+    assert behind(drafter, known, [501], [known[N_LEAD + 1]])
     memory.index.cut(n_left)
-    assert proposal(drafter, [*known[:N_LEAD], 501]) == []
+    assert proposal(drafter, [*known[:N_LEAD], 501, known[N_LEAD + 1]]) == []
 
 
 def test_where_it_is_not_wanted() -> None:
     known, memory = fresh(7), Memory(1 << 12)
     memory.add(known)
-    assert behind(Suffix(8, store=memory, resumes=False), known, [501]) == []
+    drafter = Suffix(8, store=memory, resumes=False)
+    assert behind(drafter, known, [501], [known[N_LEAD + 1]]) == []
 
 
 def test_forms_that_are_filled_in_take_fewer_rounds() -> None:

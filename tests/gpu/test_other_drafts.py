@@ -26,7 +26,7 @@ N_THREADS = 1 if IS_SOFTWARE else None
 LOGIT_BOUND = 3e-2
 # Architecture, heads in the file, drafted tokens.
 HEADS = [(arch, 1, n) for arch in ARCHS for n in (1, 4)] + [(arch, 3, 3) for arch in SEVERAL]
-# With layers on a device these write no snapshots: their texts are replayed.
+# With layers on a device these write no snapshots.
 WITHOUT_SNAPSHOTS = ("mamba", "jamba", "rwkv7")
 
 

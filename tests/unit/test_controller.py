@@ -13,8 +13,8 @@ from pyllama_spec.drafters import Draft
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller import (
     Controller,
-    ControllerLimits,
     FixedLength,
+    Limits,
     Off,
     ProfitController,
     Span,
@@ -30,7 +30,7 @@ from tests.controller_world import Costs, made_up, simulate
 def test_a_chain_that_asks_nobody_where_to_end_is_asked_for_what_pays(says: bool) -> None:
     """A drafter with a stop callback is asked for the maximum: the stop ends its chain."""
     controller = ProfitController()
-    controller.attach(ControllerLimits(8, is_stepwise=True, step_share=0.3))
+    controller.attach(Limits(8, is_stepwise=True, step_share=0.3))
     controller.learn_costs({n: 1.0 + 0.1 * n for n in range(1, 10)})
     controller.begin(0)
     asked = []
@@ -96,7 +96,7 @@ def test_a_chain_ends_where_no_continuation_pays() -> None:
 def test_sequences_of_a_batch_are_chosen_for_together(is_padded: bool) -> None:
     """The choice equals the best of all ways to cut two drafts."""
     rng = random.Random(5)
-    room = ControllerLimits(3, is_padded=is_padded)
+    room = Limits(3, has_streams=is_padded)
     for _ in range(200):
         a, b = (sorted((rng.random() for _ in range(3)), reverse=True) for _ in range(2))
         prices = Prices(VERIFY, DRAFT, 0.0, rng.uniform(1.0, 4.0))
@@ -159,7 +159,7 @@ class Copies:
     ) -> None:
         self.row_s, self.n_seqs, self.n_copies, self.is_padded = row_s, n_seqs, n_copies, is_padded
         self.controller = ProfitController()
-        self.controller.attach(ControllerLimits(10, has_lookup=True, is_padded=is_padded))
+        self.controller.attach(Limits(10, has_lookup=True, has_streams=is_padded))
         sizes = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32)
         self.controller.learn_costs({n: self.seconds(n) * timed(n) for n in sizes})
         for seq in range(n_seqs):

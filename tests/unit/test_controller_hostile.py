@@ -9,7 +9,7 @@ import pytest
 
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative.controller import (
-    ControllerLimits,
+    Limits,
     ProfitController,
     Span,
     Spent,
@@ -34,7 +34,7 @@ def ratio(
     """Seconds of plain decoding over those of the controller."""
     draw = random.Random(seed)
     controller = ProfitController()
-    controller.attach(ControllerLimits(MAX_DRAFT, False, False, False, 32))
+    controller.attach(Limits(MAX_DRAFT))
     costs = {n: PLAIN_S + ROW_S * (n - 1) for n in range(1, MAX_DRAFT + 2)}
     controller.learn_costs({**costs, 1: first_plain * PLAIN_S})
     total, done, n_calls = 0.0, 0, 0

@@ -30,7 +30,7 @@ def random_limits(rng: random.Random, kind: str, n_seqs: int) -> tuple[Limits, i
     n_draft = rng.randrange(9)
     n_outputs = min(n_batch, n_seqs * (n_draft + 1))
     limits = Limits(
-        n_ctx=64, width=min(n_outputs, 32), max_draft=min(n_draft, n_outputs - 1, 31),
+        n_ctx=64, max_rows=min(n_outputs, 32), max_draft=min(n_draft, n_outputs - 1, 31),
         max_chunk=min(n_batch, rng.choice([4, 32, 512])), max_stepwise=rng.choice([0, 0, 3]),
         **KINDS[kind],
     )  # fmt: skip
@@ -52,12 +52,12 @@ def random_run(rng: random.Random, seq: int) -> SequenceRun:
 
 def n_tokens(decode: Sequence[Span]) -> int:
     """The tokens that it adds to the batch."""
-    return sum((s.n_rows + s.n_pad) * (1 + s.n_gap) for s in decode)
+    return sum((s.n_rows + s.n_pad) * (1 + s.n_idle) for s in decode)
 
 
 def gaps(decode: Sequence[Span]) -> list[int]:
     """The idle sequences that it pads."""
-    return [span.seq + 1 + i for span in decode for i in range(span.n_gap)]
+    return [span.seq + 1 + i for span in decode for i in range(span.n_idle)]
 
 
 def check(
@@ -80,7 +80,7 @@ def check(
         for span in decode:
             assert span.n_past + span.n_rows + span.n_pad <= limits.n_ctx
         if not limits.mixes_prompts and len(decode) > 1:
-            assert n_tokens(decode) <= limits.width
+            assert n_tokens(decode) <= limits.max_rows
             assert ids == sorted(ids)
         if limits.needs_equal_rows and any(s.n_verified for s in decode):
             assert len({s.n_rows + s.n_pad for s in decode}) == 1
@@ -118,7 +118,7 @@ def test_random_rounds(kind: str) -> None:
 
 
 def test_a_short_prompt_does_not_wait_behind_long_ones() -> None:
-    scheduler = Scheduler(Limits(n_ctx=4096, width=8, has_streams=True))
+    scheduler = Scheduler(Limits(n_ctx=4096, max_rows=8, has_streams=True))
     runs = [SequenceRun(SequenceState(i, [1] * n), [1]) for i, n in enumerate((1300, 1300, 5))]
     n_read = {span.seq: span.n_prompt for span in scheduler.plan(runs)}
     assert n_read == {2: 5, 0: 512}, "in the pieces in which each would be read alone"
@@ -133,7 +133,7 @@ def test_a_short_prompt_does_not_wait_behind_long_ones() -> None:
 )  # fmt: skip
 def test_how_much_may_be_drafted(state: dict[str, int], max_draft: int) -> None:
     n_seqs, n_past = state.get("n_seqs", 1), 100 - state.get("n_free", 99)
-    limits = Limits(n_ctx=100, width=state.get("width", 32), max_draft=8)
+    limits = Limits(n_ctx=100, max_rows=state.get("width", 32), max_draft=8)
     runs = [
         SequenceRun(SequenceState(seq, [1] * (n_past + 1), n_past), [1], max_tokens=99)
         for seq in range(n_seqs)

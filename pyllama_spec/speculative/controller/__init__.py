@@ -2,9 +2,9 @@
 
 from pyllama_spec.speculative.controller.base import (
     Controller,
-    ControllerLimits,
     DraftDecision,
     FixedLength,
+    Limits,
     Off,
     Span,
     Spent,
@@ -18,9 +18,9 @@ from pyllama_spec.speculative.controller.profit import (
 __all__ = [
     "Controller",
     "ControllerChoice",
-    "ControllerLimits",
     "DraftDecision",
     "FixedLength",
+    "Limits",
     "Off",
     "ProfitController",
     "Span",

@@ -13,20 +13,44 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop, name_of_class
+from pyllama_spec.engine.context import FEW_ROWS
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerLimits:
-    """The bounds of a controller's decisions."""
+class Limits:
+    """The limits of a round, for the scheduler and the controller."""
 
-    max_draft: int  # the maximum number of tokens that a sequence drafts in a round
-    is_stepwise: bool = False  # whether each drafted token has a cost (Drafter.is_stepwise)
-    has_lookup: bool = False  # whether the drafter gives lookups alone (Drafter.has_lookup)
-    # Whether the sequences of a batch are padded to equal length: the longest draft is the cost.
-    is_padded: bool = False
-    max_rows: int = 32  # the maximum number of rows of a verify batch
+    max_draft: int = 0  # the maximum number of tokens that a sequence drafts in any round
+    max_draft_reason: str = ""  # the reason for that limit, in words
+    is_stepwise: bool = False  # see Drafter
+    has_lookup: bool = False  # see Drafter
     # The cost of drafting a token in decodes of one row (Drafter.step_share); 0 if not known.
     step_share: float = 0.0
+    n_ctx: int = 0  # the number of positions of a sequence
+    # The maximum number of rows of a verify batch: of as many as are exact (docs/limits.md), so
+    # that a text does not depend on the other sequences.
+    max_rows: int = FEW_ROWS
+    # The maximum number of prompt tokens per decode. Without a pace, prompts are always cut at the
+    # same places, whatever runs beside them.
+    max_chunk: int = 512
+    # Read prompts with at most this many tokens left one token a round beside the other sequences,
+    # which needs no further pass over the weights; 0 to read them at once.
+    max_stepwise: int = 0
+    # Whether parts of prompts go into the verify batch. Their rows then differ from those of a
+    # decode alone; it pays if all sequences share one cache, which the engine reads once for all of
+    # them.
+    mixes_prompts: bool = False
+    has_streams: bool = False  # whether each sequence has its own stream in the memory
+    # needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
+    needs_equal_rows: bool = False
+    keeps_whole: bool = False
+    goes_alone: bool = False
+    can_fill: bool = False
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether a batch's sequences are padded to equal length: the longest draft is the cost."""
+        return self.has_streams or self.needs_equal_rows
 
 
 class DraftDecision(NamedTuple):
@@ -66,7 +90,7 @@ class Span:
     n_verified: int = 0  # the number of its tokens that are verified
     ids: Sequence[int] = ()  # those tokens
     n_pad: int = 0  # the number of padding tokens after them
-    n_gap: int = 0  # the number of idle sequences after it that are padded to its length
+    n_idle: int = 0  # the number of idle sequences after it that are padded to its length
     first_row: int = 0  # the span's first row in the batch
     tokens: Sequence[int] = ()  # what the round committed; () for a prompt, and after a failure
     # The seconds that the draft saved in this round, and their error; None if that is not known.
@@ -134,7 +158,7 @@ class Controller:
     # Whether learn_costs() is called with the costs of verify batches when a target is opened.
     wants_costs: bool = False
 
-    def attach(self, limits: ControllerLimits) -> None:
+    def attach(self, limits: Limits) -> None:
         """Called by the round before anything else."""
 
     def learn_costs(self, seconds: dict[int, float]) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pyllama_spec.speculative.controller.base import ControllerLimits, Span, Spent
+from pyllama_spec.speculative.controller.base import Limits, Span, Spent
 
 # As in profit.py, the worst group of worlds with about half and the double stands behind each.
 # Samples of a median: odd, and enough that a noisy clock moves it little.
@@ -154,7 +154,7 @@ class RoundCosts:
     """
 
     def __init__(self) -> None:
-        self.limits = ControllerLimits(0)
+        self.limits = Limits(0)
         self.speed = 1.0  # the current seconds per second of the curves
         self._ratios: deque[float] = deque(maxlen=_N_SAMPLES)
         # By the number of sequences and the context length: seconds by rows.

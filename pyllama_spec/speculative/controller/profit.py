@@ -22,9 +22,9 @@ from pyllama_spec.speculative.controller.acceptance import (
 from pyllama_spec.speculative.controller.base import (
     NOT_ASKED,
     Controller,
-    ControllerLimits,
     DraftDecision,
     FixedLength,
+    Limits,
     Off,
     Span,
     Spent,
@@ -133,7 +133,7 @@ def thresholds(prices: Prices, chance: float) -> list[float]:
 
 
 def lengths_together(
-    prices: Prices, drafts: Sequence[Sequence[float]], n_seqs: int, limits: ControllerLimits
+    prices: Prices, drafts: Sequence[Sequence[float]], n_seqs: int, limits: Limits
 ) -> list[int]:
     """The lengths for sequences that share a batch: the likeliest tokens of all come first."""
     curve, best_gain = prices.verify, 0.0
@@ -230,7 +230,7 @@ class ProfitController(Controller):
     wants_costs = True
 
     def __init__(self) -> None:
-        self._limits = ControllerLimits(0)
+        self._limits = Limits(0)
         self.costs = RoundCosts()
         self.acceptance = Acceptance()
         # Whether the drafter drafts the requested length without calling the stop; None while
@@ -248,7 +248,7 @@ class ProfitController(Controller):
         self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
 
-    def attach(self, limits: ControllerLimits) -> None:
+    def attach(self, limits: Limits) -> None:
         """Resets the costs for a new target."""
         self._limits = self.costs.limits = limits
         self._prices.clear()
