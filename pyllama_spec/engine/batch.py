@@ -40,6 +40,9 @@ class Batch:
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
         self.hidden_rows, self.logits, self.head = False, True, 0
         self.max_pos = -1
+        self._is_whole = False
+        # [2, n_tokens] of rows of an image; None for others
+        self._grid: npt.NDArray[np.int32] | None = None
         self._ids = ffi.new("int32_t[]", n_max)
         self._pos = ffi.new("int32_t[]", n_max)
         self._output = ffi.new("int8_t[]", n_max)
@@ -55,6 +58,7 @@ class Batch:
         """Empties the batch."""
         self.n_tokens = self._n_ids = 0
         self.max_pos = -1
+        self._grid, self._is_whole = None, False
 
     def add(
         self,
@@ -127,6 +131,30 @@ class Batch:
             self.max_pos = max(self.max_pos, pos + n - 1)
         self.n_tokens += n
 
+    def set_media(
+        self,
+        rows: npt.NDArray[np.float32],
+        positions: npt.NDArray[np.int32],
+        seq: int = 0,
+        *,
+        output_last: bool = False,
+        is_whole: bool = False,
+    ) -> None:
+        """Makes a batch of rows of an image or a sound alone, for a batch with n_row.
+
+        Args:
+            rows: [n, n_row] float32.
+            positions: [3, n] int32: the place of each row in time, its row and its column.
+            seq: their sequence.
+            output_last: whether to compute the logits of the last row.
+            is_whole: whether each row sees all the others; Context.n_ubatch limits them then.
+        """
+        self.clear()
+        self.extend(None, 0, seq, output_last=output_last, rows=(rows,))
+        where = np.ascontiguousarray(positions, np.int32)
+        ffi.memmove(self._pos, ffi.from_buffer(where[0]), where[0].nbytes)
+        self._grid, self._is_whole, self.max_pos = where[1:], is_whole, int(where[0].max())
+
     def _set_numbers(
         self, start: int, n: int, tokens: Sequence[int] | None, pos: int, seq: int
     ) -> None:
@@ -177,6 +205,8 @@ class Batch:
             s.rows = ffi.cast("float *", self._rows.ctypes.data)
             s.n_row = self._rows.shape[1]
         s.pos, s.seq, s.output = self._pos, self._seq, self._output
+        s.grid = ffi.NULL if self._grid is None else ffi.cast("int32_t *", self._grid.ctypes.data)
+        s.is_whole = self._is_whole
         s.mode = _HIDDEN if self.hidden_rows else _FEATURES
         s.candidates_only = not self.logits
         s.head = self.head
