@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.context import Rows
+from pyllama_spec.engine.media_ids import media_ids
 from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.reader import GgufFile, GgufKey, read_gguf
@@ -55,7 +56,6 @@ _NEEDED = {
 }
 # These have other first tensors.
 _WITHOUT_PATCHES = (b"yasa2", b"deepseekocr", b"deepseekocr2")
-_FIRST = 1 << 30  # set in the id of a medium's first row
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,26 @@ class MediaRows:
 
 # A part of a prompt: tokens, or rows.
 Part = tuple[int, ...] | MediaRows
+
+
+class PlacedRows(NamedTuple):
+    """A run of rows, and where its ids begin in a prompt."""
+
+    start: int
+    media: MediaRows
+
+
+def joined(parts: Sequence[Part]) -> tuple[tuple[int, ...], tuple[PlacedRows, ...]]:
+    """The ids of a prompt of these parts, and where rows stand in it."""
+    ids: list[int] = []
+    placed: list[PlacedRows] = []
+    for part in parts:
+        if isinstance(part, MediaRows):
+            placed.append(PlacedRows(len(ids), part))
+            ids += part.ids
+        else:
+            ids += part
+    return tuple(ids), tuple(placed)
 
 
 class ProjectorInfo(NamedTuple):
@@ -232,48 +252,6 @@ class Projector(Owner):
         check(code, "cannot compute the rows of the medium")
         ids = media_ids(digest + i.to_bytes(4, "little"), raw.n_rows, raw.n_positions)
         return MediaRows(ids, rows, positions, raw.n_positions, raw.is_whole)
-
-
-class MediaRun(NamedTuple):
-    """Where a run of rows is among the ids of a text, and what it takes of its positions."""
-
-    start: int
-    n_rows: int
-    n_positions: int
-
-
-def media_ids(digest: bytes, n_rows: int, n_positions: int) -> tuple[int, ...]:
-    """An id below 0 for each row: the first says that it is, the second n_positions.
-
-    All others are 31 bits of the digest and the row's number.
-    """
-    words = np.frombuffer(hashlib.shake_256(digest).digest(4 * n_rows), np.uint32) & (_FIRST - 1)
-    values = words.astype(np.int64)
-    values[0] |= _FIRST
-    if n_rows > 1:
-        values[1] = n_positions
-    return tuple((-1 - values).tolist())
-
-
-def is_media(token: int) -> bool:
-    """Whether an id is that of a row of a medium."""
-    return token < 0
-
-
-def begins_media(token: int) -> bool:
-    """Whether an id is that of the first row of a medium."""
-    return token < 0 and (-1 - token) & _FIRST != 0
-
-
-def media_runs(tokens: Sequence[int]) -> Iterator[MediaRun]:
-    """The runs of rows among the ids of a text."""
-    starts = [i for i, token in enumerate(tokens) if begins_media(token)]
-    for start in starts:
-        end = start + 1
-        while end < len(tokens) and is_media(tokens[end]) and not begins_media(tokens[end]):
-            end += 1
-        n_positions = -1 - tokens[start + 1] if end > start + 1 else 1
-        yield MediaRun(start, end - start, n_positions)
 
 
 def _digest(kind: str, data: npt.NDArray[Any]) -> bytes:

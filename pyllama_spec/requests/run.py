@@ -601,7 +601,8 @@ class Run:
         n_history = self._sampler.params.n_history if options.sees_prompt else 0
         n_seen = len(prompt) if n_history < 0 else min(n_history, len(prompt))
         for token in prompt[len(prompt) - n_seen :]:
-            self._sampler.accept(token, generated=False)
+            if token >= 0:  # no row of an image
+                self._sampler.accept(token, generated=False)
         sampler: TokenSampler = self._sampler
         if options.processors and self._observer is not None:
             sampler = ProcessedSampler(self._sampler, options.processors, self._observer.history)

@@ -15,6 +15,7 @@ from pyllama_spec.drafters.base import (
     DraftRequest,
     SequenceErrors,
 )
+from pyllama_spec.engine.media_ids import as_text
 from pyllama_spec.errors import ArgumentError, warn
 
 # Characters of an error's message in results, and in a warning.
@@ -140,7 +141,7 @@ class IsolatedDrafter:
     def commit(self, done: Sequence[Committed]) -> None:
         """See Drafter.commit."""
         known = self._n_known
-        notices = [c for c in done if c.seq in known]
+        notices = [self._as_text(c) for c in done if c.seq in known]
         if not notices:
             return
         try:
@@ -152,6 +153,12 @@ class IsolatedDrafter:
         for c in notices:
             if c.seq in known:
                 known[c.seq] += len(c.tokens)
+
+    def _as_text(self, committed: Committed) -> Committed:
+        """The tokens as a MediaView shows them."""
+        if min(committed.tokens, default=0) >= 0:
+            return committed
+        return committed._replace(tokens=as_text(committed.tokens, self._n_vocab))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request: at most the requested number of ids, all in the vocabulary."""

@@ -296,7 +296,8 @@ class ReplayRollback(StateRollback):
             n, data = self._before[state.seq_id]
             self._memory.return_to(state.seq_id, data, n)
             if n < state.n_decoded:
-                self._batch.extend(state.tokens[n : state.n_decoded], n, state.seq_id)
+                at = self._memory.position_of(state.seq_id, n)
+                self._batch.extend(state.tokens[n : state.n_decoded], at, state.seq_id)
         if self._batch.n_tokens:
             self._target.decode(self._batch)
         return bool(self._batch.n_tokens)

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from pyllama_spec.drafters.base import Committed, Drafter
+from pyllama_spec.drafters.base import Committed, Drafter, MediaView
 from pyllama_spec.engine import Context
 from pyllama_spec.errors import (
     ArgumentError,
@@ -123,9 +123,19 @@ class Round:
         prompt, state = run.prompt, run.state
         if not prompt:
             raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
-        self.target.model.vocab.check_ids(prompt, "prompt")
+        tokens = [token for token in prompt if token >= 0] if run.media else prompt
+        self.target.model.vocab.check_ids(tokens, "prompt")
         if len(prompt) > self.target.n_ctx_seq:
             raise ContextFullError.of_prompt(len(prompt), self.target.n_ctx_seq)
+        n_whole = max((len(media.ids) for _, media in run.media if media.is_whole), default=0)
+        if n_whole > self.scheduler.limits.max_chunk:
+            raise ArgumentError(
+                "n_ubatch", self.scheduler.limits.max_chunk,
+                f"at least {n_whole}, and so n_batch: this model reads an image of so many rows "
+                "in one piece",
+            )  # fmt: skip
+        if run.media:
+            run.view = MediaView(state.tokens, self.target.model.info.n_vocab)
         start = perf_counter()
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller_name
@@ -387,7 +397,7 @@ class Round:
         if span.n_pad:
             self.rollback.undo(state)
         is_border = state.n_decoded in run.borders
-        if not run.n_generated:
+        if not run.n_generated and run.is_at_a_border:
             self.rollback.mark(state, is_end=not run.n_missing, is_border=is_border)
         if not run.n_missing:
             if run.n_generated:  # text that was lost: the pending token was, too

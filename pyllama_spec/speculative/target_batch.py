@@ -19,12 +19,16 @@ class TargetBatch:
     def __init__(self, target: Context) -> None:
         self._target = target
         self._batch = Batch(target.n_batch)
+        self._media_batch: Batch | None = None  # made for the first image
         self._rows = LayerRows(target, (), 0, 0)
         # The padding token.
         self._filler = target.model.vocab.bos or 0
 
     def compute(self, spans: Sequence[Span], runs: Mapping[int, SequenceRun]) -> None:
         """Decodes a batch. Rolls back idle sequences that were used for padding."""
+        if spans[0].is_media:
+            self._compute_media(spans[0], runs[spans[0].seq])
+            return
         batch = self._batch
         batch.clear()
         undo: list[tuple[int, int]] = []
@@ -41,6 +45,25 @@ class TargetBatch:
                 with contextlib.suppress(PyllamaSpecError):
                     self._target.memory.rollback(seq, n)
 
+    def _compute_media(self, span: Span, run: SequenceRun) -> None:
+        """Decodes rows of an image or a sound, which have a batch of their own."""
+        target, state, n = self._target, run.state, span.n_prompt
+        placed = run.medium_at(state.n_decoded)
+        assert placed is not None
+        if self._media_batch is None:
+            self._media_batch = Batch(target.n_batch, n_row=target.n_row)
+        start, media = placed
+        first = state.n_decoded - start
+        target.memory.note_media(state.seq_id, state.tokens[: start + len(media.ids)])
+        position = target.memory.position_of(state.seq_id, start)
+        span.first_row = 0
+        self._media_batch.set_media(
+            media.rows[first : first + n], media.positions[:, first : first + n] + position,
+            state.seq_id, is_whole=media.is_whole,
+            output_last=n == run.n_missing and not run.n_generated,
+        )  # fmt: skip
+        target.decode(self._media_batch)
+
     def rows(self, layers: tuple[int, ...], span: Span, n: int) -> Features:
         """The first n rows of a span for each of some layers; () for none."""
         if not layers:
@@ -54,19 +77,20 @@ class TargetBatch:
         end = self._target.memory.positions(seq)[1] + 1
         if end + n > self._target.n_ctx_seq:
             return []
-        self._batch.extend([self._filler] * n, end, seq)
+        self._batch.extend([self._filler] * n, self._target.memory.position_of(seq, end), seq)
         return [(seq, end)]
 
     def _add(self, span: Span, run: SequenceRun) -> None:
         batch, state = self._batch, run.state
         span.first_row, first, n = batch.n_tokens, state.n_decoded, span.n_prompt
+        at = self._target.memory.position_of(state.seq_id, first)
         if n:
             is_end = n == run.n_missing and not run.n_generated
             tokens = state.tokens[first : first + n]
-            batch.extend(tokens, first, state.seq_id, output_last=is_end)
+            batch.extend(tokens, at, state.seq_id, output_last=is_end)
         else:
             tokens = [state.tokens[-1], *span.ids]
-            batch.extend(tokens, first, state.seq_id, output_all=True)
+            batch.extend(tokens, at, state.seq_id, output_all=True)
         if span.n_pad:
             n = len(tokens)
-            batch.extend([self._filler] * span.n_pad, first + n, state.seq_id)
+            batch.extend([self._filler] * span.n_pad, at + n, state.seq_id)

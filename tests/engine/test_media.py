@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from pyllama_spec.engine import Batch, Model
-from pyllama_spec.engine.media import (
+from pyllama_spec.engine.media import Part, Projector
+from pyllama_spec.engine.media_ids import (
     MediaRun,
-    Part,
-    Projector,
     begins_media,
     is_media,
     media_ids,
     media_runs,
+    up_to_medium,
 )
 from pyllama_spec.errors import (
     ArgumentError,
@@ -125,6 +125,9 @@ def test_ids_say_where_media_begin_and_what_they_take() -> None:
             MediaRun(at, n, n_positions) for at in (1, 1 + n, 3 + 2 * n)
         ]
         assert [is_media(i) for i in text].count(True) == 3 * n
+        ends = [up_to_medium(text, k) for k in range(len(text) + 1)]
+        inside = {k for at in (1, 1 + n, 3 + 2 * n) for k in range(at + 1, at + n)}
+        assert [k for k, end in enumerate(ends) if end != k] == sorted(inside)
 
 
 def test_a_picture_is_checked() -> None:
