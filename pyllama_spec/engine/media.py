@@ -163,6 +163,11 @@ class Projector(Owner):
         check(lib.llama_spec_projector_get_info(self.handle, raw), "cannot read the projector")
         self.info = ProjectorInfo(raw.sees, raw.hears, raw.sample_rate, raw.has_grid)
 
+    @staticmethod
+    def key_of(pixels: npt.NDArray[np.uint8]) -> bytes:
+        """A digest of an image: image() gives equal ones the same parts."""
+        return _digest("image", pixels)
+
     def cancel(self, value: bool = True) -> None:
         """Cancels what another thread computes; False lets later calls run again."""
         lib.llama_spec_projector_cancel(self.handle, value)

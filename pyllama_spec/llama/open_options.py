@@ -100,6 +100,8 @@ class OpenOptions:
         op_offload: let a GPU compute wide batches of layers in the host's memory; None for no.
         swa_full: keep sliding-window layers whole, so that any prefix can be reused; None for yes.
         last_n_tokens_size: how many past tokens penalties see.
+        mmproj_path: the model's second file, if it sees: its projector. Chats may then have
+            image_url parts with data: URLs.
         lora_path, lora_scale: an adapter, and how much of it; set_adapters() takes several.
         lora_base: nothing, as in llama-cpp-python.
         numa, no_perf: nothing.
@@ -256,6 +258,7 @@ class OpenOptions:
     lora_path: str | os.PathLike[str] | None = option(
         None, check=_file, cli="--lora", metavar="GGUF", group="served", help="a LoRA adapter"
     )
+    mmproj_path: str | os.PathLike[str] | None = option(None, check=_file)
     numa: bool | int = False
     chat_format: str | None = None
     chat_handler: ChatHandler | None = option(None, in_files=False)

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams, Vocab
+from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
@@ -324,6 +325,7 @@ class Request:
         last_n: how many past tokens the penalties see by default.
         by_token: whether each token is given at once, whole characters or not.
         adapters: the adapters that it is computed with.
+        media: the rows of pictures in the prompt, whose ids are below 0.
     """
 
     prompt: tuple[int, ...]
@@ -332,6 +334,7 @@ class Request:
     last_n: int = 64
     by_token: bool = False
     adapters: Adapters = None
+    media: tuple[PlacedRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -613,7 +616,8 @@ class Run:
             SequenceRun(
                 state, prompt, sampler, self._max_tokens, self._observer,
                 timing=replace(loaded, queue_s=perf_counter() - self._asked_s),
-                adapters=self.request.adapters, max_draft=options.n_draft,
+                adapters=self.request.adapters, media=self.request.media,
+                max_draft=options.n_draft,
                 remember=options.remember, user=options.user or "",
                 prediction=self._prediction, rejection=self._rejection, noise=self._noise,
             )
@@ -700,7 +704,8 @@ class Run:
 
     def _may_shift(self) -> bool:
         """Whether a text without room may shift the context."""
-        return self.options.context_shift and self.sequence is not None and self.sequence.n_left > 0
+        may = self.options.context_shift and not self.request.media
+        return may and self.sequence is not None and self.sequence.n_left > 0
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
         pieces: list[Piece] = []
