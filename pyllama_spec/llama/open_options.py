@@ -258,7 +258,10 @@ class OpenOptions:
     lora_path: str | os.PathLike[str] | None = option(
         None, check=_file, cli="--lora", metavar="GGUF", group="served", help="a LoRA adapter"
     )
-    mmproj_path: str | os.PathLike[str] | None = option(None, check=_file)
+    mmproj_path: str | os.PathLike[str] | None = option(
+        None, check=_file, cli="--mmproj", metavar="GGUF", group="pictures",
+        help="the model's second file, its projector, if it sees",
+    )
     numa: bool | int = False
     chat_format: str | None = None
     chat_handler: ChatHandler | None = option(None, in_files=False)

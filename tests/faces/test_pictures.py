@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from pyllama_spec import Llama
 from pyllama_spec.chat.pictures import decode_picture, take_pictures
+from pyllama_spec.cli import main
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from tests.media_tools import picture, plain_text, projector, prompt_of, seeing
 
@@ -62,6 +64,21 @@ def test_a_chat_about_pictures(kind: str, draft: str | None) -> None:
                 content = [url_of(file_of(more)), {"type": "text", "text": "and?"}]
                 messages = [{"role": "user", "content": [*messages[0]["content"], *content]}]
                 asked = (*asked, more, "and?")
+
+
+def test_generate_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels = picture(40, 50)
+    path = tmp_path / "a.png"
+    path.write_bytes(file_of(pixels))
+    files = ["-m", str(seeing("gemma3").path), "--mmproj", str(projector("gemma3").path)]
+    command = ["generate", *files, "-c", "1024", "-t", "1", "-n", str(N), "--json", "-p", "what?"]
+    assert main([*command, "--chat", "--image", str(path)]) == 0
+    parts = prompt_of(
+        "gemma3", "<|im_start|>user\n", pixels, "what?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert json.loads(capsys.readouterr().out)["tokens"] == plain_text("gemma3", parts, N)
+    assert main([*command, "--image", str(path)]) == 1
+    assert main([*command, "--chat", "--image", str(tmp_path / "none.png")]) == 1
 
 
 def test_a_mark_is_no_text_of_the_caller() -> None:

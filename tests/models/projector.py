@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .keys import writing
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating[Any]]
 
 # What the vocabulary of the model beside has to name, as TinyConfig.control_names.
 CONTROL_NAMES = {
