@@ -27,7 +27,7 @@ def seeing(kind: str, **options: Any) -> Model:
 def projector(kind: str) -> Projector:
     """A projector of a kind for seeing(kind), loaded once per test run."""
     model = seeing(kind)
-    path = model_path("projector", kind=kind, n_embd=model.info.n_embd)
+    path = model_path("projector", family=kind, n_embd=model.info.n_embd)
     return Projector(model, path, n_threads=1)
 
 

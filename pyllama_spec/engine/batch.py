@@ -40,8 +40,7 @@ class Batch:
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
         self.hidden_rows, self.logits, self.head = False, True, 0
         self.max_pos = -1
-        self._is_whole = False
-        # [2, n_tokens] of rows of an image; None for others
+        # [2, n_tokens] of rows of an image; None for others. The struct points into it.
         self._grid: npt.NDArray[np.int32] | None = None
         self._ids = ffi.new("int32_t[]", n_max)
         self._pos = ffi.new("int32_t[]", n_max)
@@ -58,7 +57,8 @@ class Batch:
         """Empties the batch."""
         self.n_tokens = self._n_ids = 0
         self.max_pos = -1
-        self._grid, self._is_whole = None, False
+        if self._grid is not None:
+            self._grid, self._struct.grid, self._struct.is_whole = None, ffi.NULL, False
 
     def add(
         self,
@@ -153,7 +153,9 @@ class Batch:
         self.extend(None, 0, seq, output_last=output_last, rows=(rows,))
         where = np.ascontiguousarray(positions, np.int32)
         ffi.memmove(self._pos, ffi.from_buffer(where[0]), where[0].nbytes)
-        self._grid, self._is_whole, self.max_pos = where[1:], is_whole, int(where[0].max())
+        self._grid, self.max_pos = where[1:], int(where[0].max())
+        self._struct.grid = ffi.cast("int32_t *", self._grid.ctypes.data)
+        self._struct.is_whole = is_whole
 
     def _set_numbers(
         self, start: int, n: int, tokens: Sequence[int] | None, pos: int, seq: int
@@ -205,8 +207,6 @@ class Batch:
             s.rows = ffi.cast("float *", self._rows.ctypes.data)
             s.n_row = self._rows.shape[1]
         s.pos, s.seq, s.output = self._pos, self._seq, self._output
-        s.grid = ffi.NULL if self._grid is None else ffi.cast("int32_t *", self._grid.ctypes.data)
-        s.is_whole = self._is_whole
         s.mode = _HIDDEN if self.hidden_rows else _FEATURES
         s.candidates_only = not self.logits
         s.head = self.head

@@ -24,20 +24,20 @@ class Memory:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle  # of a context
-        # By sequence: the images whose rows share positions.
-        self._media: dict[int, list[MediaRun]] = {}
+        # By sequence: the images whose rows share positions; see note_media().
+        self.media: dict[int, list[MediaRun]] = {}
 
     def note_media(self, seq: int, tokens: Sequence[int]) -> None:
         """Notes where a sequence's tokens are rows that share positions."""
-        self._media.pop(seq, None)
+        self.media.pop(seq, None)
         if tokens and min(tokens) < 0:
             runs = [run for run in media_runs(tokens) if run.n_rows != run.n_positions]
             if runs:
-                self._media[seq] = runs
+                self.media[seq] = runs
 
     def position_of(self, seq: int, n: int) -> int:
         """The engine's position of token n of a sequence; -1 for a row inside an image."""
-        for run in reversed(self._media.get(seq, ())):
+        for run in reversed(self.media.get(seq, ())):
             if run.start < n < run.start + run.n_rows:
                 return -1
             if n >= run.start + run.n_rows:
@@ -46,7 +46,7 @@ class Memory:
 
     def _token_at(self, seq: int, position: int) -> int:
         """The last token at a position of the engine's."""
-        for run in reversed(self._media.get(seq, ())):
+        for run in reversed(self.media.get(seq, ())):
             first = self.position_of(seq, run.start)
             if position >= first + run.n_positions:
                 return position - first - run.n_positions + run.end
@@ -74,7 +74,7 @@ class Memory:
             f"cannot remove from sequence {seq}",
         )
         if p0 == 0 and p1 < 0:
-            self._media.pop(seq, None)
+            self.media.pop(seq, None)
 
     def rollback(self, seq: int, n_keep: int) -> bool:
         """Keeps the first n_keep positions of a sequence; False if the engine cannot go back there.
@@ -95,22 +95,22 @@ class Memory:
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False
         check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
-        if seq in self._media:
-            self._media[seq] = [run for run in self._media[seq] if run.start < n_keep]
+        if seq in self.media:
+            self.media[seq] = [run for run in self.media[seq] if run.start < n_keep]
         return True
 
     def copy(self, source: int, target: int) -> None:
         """Makes the sequence `target` share all positions of `source`."""
         code = lib.llama_spec_seq_cp(self._handle.pointer, _seq(source), _seq(target))
         check(code, f"cannot copy sequence {source} to {target}")
-        self._media.pop(target, None)
-        if source in self._media:
-            self._media[target] = self._media[source].copy()
+        self.media.pop(target, None)
+        if source in self.media:
+            self.media[target] = self.media[source].copy()
 
     def clear(self) -> None:
         """Removes everything."""
         check(lib.llama_spec_memory_clear(self._handle.pointer), "cannot clear the memory")
-        self._media.clear()
+        self.media.clear()
 
     @property
     def n_host_copies(self) -> int:
@@ -180,7 +180,7 @@ class Memory:
 
     def _set(self, seq: int, body: memoryview, *, partial: bool) -> None:
         if not partial:
-            self._media.pop(seq, None)
+            self.media.pop(seq, None)
         raw = ffi.from_buffer("uint8_t[]", body)
         code = lib.llama_spec_state_set(self._handle.pointer, _seq(seq), partial, raw, len(body))
         check(code, f"cannot restore sequence {seq}")

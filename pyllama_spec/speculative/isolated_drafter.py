@@ -73,7 +73,8 @@ class IsolatedDrafter:
             # A failure may have left it with more tokens than recorded.
             self.truncate(seq, known)
             if not self.target_layers:
-                self.commit([Committed(seq, tokens[known:n_keep], known)])
+                text = as_text(tokens[known:n_keep], self._n_vocab)
+                self.commit([Committed(seq, text, known)])
                 return n_keep
             n_keep = known  # rows of the rest are gone: the target has to make them again
         n = self._call("resume_at", seq, n_keep)
@@ -141,7 +142,7 @@ class IsolatedDrafter:
     def commit(self, done: Sequence[Committed]) -> None:
         """See Drafter.commit."""
         known = self._n_known
-        notices = [self._as_text(c) for c in done if c.seq in known]
+        notices = [c for c in done if c.seq in known]
         if not notices:
             return
         try:
@@ -153,12 +154,6 @@ class IsolatedDrafter:
         for c in notices:
             if c.seq in known:
                 known[c.seq] += len(c.tokens)
-
-    def _as_text(self, committed: Committed) -> Committed:
-        """The tokens as a MediaView shows them."""
-        if min(committed.tokens, default=0) >= 0:
-            return committed
-        return committed._replace(tokens=as_text(committed.tokens, self._n_vocab))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request: at most the requested number of ids, all in the vocabulary."""

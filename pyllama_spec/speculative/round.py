@@ -30,6 +30,7 @@ from time import perf_counter
 
 from pyllama_spec.drafters.base import Committed, Drafter, MediaView
 from pyllama_spec.engine import Context
+from pyllama_spec.engine.media_ids import as_text
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
@@ -411,6 +412,8 @@ class Round:
         rows = self._batch.rows(self.drafter.target_layers, span, n)
         n_given = len(state.tokens) - run.n_generated
         n_chosen = max(first + len(tokens) - max(first, n_given), 0)
+        if span.is_media:
+            tokens = as_text(tokens, self.target.model.info.n_vocab)
         done.append(Committed(state.seq_id, tokens, first, rows, first, is_border, n_chosen))
         return step
 

@@ -307,12 +307,13 @@ class Scheduler:
 
     def decodes(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
         """The spans of each decode of a round, in order."""
-        if len(spans) <= 1:
-            return (spans,) if spans else ()
+        if len(spans) == 1:
+            return (spans,)
         limits = self.limits
         media = [[span] for span in spans if span.is_media]
-        if media:
-            return [*media, *self.decodes([span for span in spans if not span.is_media])]
+        if media:  # rows of a picture share no batch with tokens
+            others = [span for span in spans if not span.is_media]
+            return [*media, *(self.decodes(others) if others else ())]
         if limits.mixes_prompts:
             # In one physical batch: in a shared cache a sliding window could lose what it needs to
             # go back, if a second one found the first one's drafts there.

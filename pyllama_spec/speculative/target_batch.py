@@ -18,6 +18,7 @@ class TargetBatch:
 
     def __init__(self, target: Context) -> None:
         self._target = target
+        self._memory = target.memory
         self._batch = Batch(target.n_batch)
         self._media_batch: Batch | None = None  # made for the first image
         self._rows = LayerRows(target, (), 0, 0)
@@ -83,7 +84,8 @@ class TargetBatch:
     def _add(self, span: Span, run: SequenceRun) -> None:
         batch, state = self._batch, run.state
         span.first_row, first, n = batch.n_tokens, state.n_decoded, span.n_prompt
-        at = self._target.memory.position_of(state.seq_id, first)
+        memory = self._memory
+        at = memory.position_of(state.seq_id, first) if memory.media else first
         if n:
             is_end = n == run.n_missing and not run.n_generated
             tokens = state.tokens[first : first + n]

@@ -157,7 +157,7 @@ def test_any_size_is_read_or_refused(kind: str, shape: tuple[int, int]) -> None:
 
 def test_cancel() -> None:
     model = seeing("qwen3vl")
-    path = model_path("projector", kind="qwen3vl", n_layer=2)
+    path = model_path("projector", family="qwen3vl", n_layer=2)
     with Projector(model, path, n_threads=1) as eyes:
         eyes.cancel()
         with pytest.raises(CancelledError):
@@ -172,13 +172,13 @@ def test_cancel() -> None:
 
 
 def test_a_projector_of_another_model_is_refused(tmp_path: Path) -> None:
-    path = build_projector(tmp_path / "wide.gguf", kind="gemma3", n_embd=96)
+    path = build_projector(tmp_path / "wide.gguf", family="gemma3", n_embd=96)
     with pytest.raises(ModelLoadError):
         Projector(seeing("gemma3"), path)
     with pytest.raises(ModelLoadError):
         Projector(tiny("llama"), tiny("llama").path)
     # Its vocabulary names none of the tokens that idefics3 puts around tiles.
-    unnamed = Projector(tiny("llama"), model_path("projector", kind="idefics3"), n_threads=1)
+    unnamed = Projector(tiny("llama"), model_path("projector", family="idefics3"), n_threads=1)
     with unnamed, pytest.raises(ModelLoadError):
         unnamed.image(picture(32, 32))
 
@@ -192,10 +192,10 @@ def test_a_damaged_projector_is_refused(tmp_path: Path) -> None:
         ("gemma3", "clip.vision.patch_size", 0), ("qwen3vl", "clip.vision.spatial_merge_size", 0),
         ("idefics3", "clip.vision.image_size", 1 << 20),
     ):  # fmt: skip
-        build_projector(path, kind=kind, n_embd=seeing(kind).info.n_embd, **{key: value})
+        build_projector(path, family=kind, n_embd=seeing(kind).info.n_embd, **{key: value})
         with pytest.raises((ModelLoadError, UnsupportedError)):
             Projector(seeing(kind), path)
-    whole = model_path("projector", kind="gemma3").read_bytes()
+    whole = model_path("projector", family="gemma3").read_bytes()
     for n in (len(whole) - 64, len(whole) // 2, 100, 0):
         path.write_bytes(whole[:n])
         with pytest.raises(ModelLoadError):
@@ -204,6 +204,6 @@ def test_a_damaged_projector_is_refused(tmp_path: Path) -> None:
 
 def test_a_projector_outlives_its_model() -> None:
     model = Model(seeing("gemma3").path)
-    with Projector(model, model_path("projector", kind="gemma3"), n_threads=1) as eyes:
+    with Projector(model, model_path("projector", family="gemma3"), n_threads=1) as eyes:
         model.close()
         assert rows_of(eyes.image(picture(32, 32)))

@@ -100,7 +100,7 @@ def _describe(value: object) -> str:
     return value.tobytes().hex() if isinstance(value, np.ndarray) else repr(value)
 
 
-def model_path(kind: str, /, **options: Any) -> Path:
+def model_path(kind: str, **options: Any) -> Path:
     """Path of a model, built now if the cache lacks it.
 
     `kind` is an architecture or a name in the table above, and `options` the keyword arguments

@@ -36,20 +36,20 @@ _SIDES = {"gemma3": 64, "qwen3vl": 64, "idefics3": 32, "colours": 256}
 
 
 def build_projector(
-    path: Path, *, kind: str, n_embd: int = 64, n_layer: int = 2, seed: int = 0, **extra: Any
+    path: Path, *, family: str, n_embd: int = 64, n_layer: int = 2, seed: int = 0, **extra: Any
 ) -> Path:
-    """Write a projector of a kind for a model with rows of n_embd numbers.
+    """Write a projector of a family for a model with rows of n_embd numbers.
 
-    `extra`: further keys, which replace those of the kind.
+    `extra`: further keys, which replace those of the family.
     """
-    if kind == "colours":
+    if family == "colours":
         tensors, n_layer = dict(_colours(n_embd)), 0
     else:
-        tensors = dict(_random(kind, n_embd, n_layer, seed))
+        tensors = dict(_random(family, n_embd, n_layer, seed))
     keys: dict[str, Any] = {
         "clip.has_vision_encoder": True, "clip.use_gelu": True,
-        "clip.projector_type": _TYPES.get(kind, kind), "clip.vision.image_size": _SIDES[kind],
-        "clip.vision.patch_size": COLOUR_PATCH if kind == "colours" else _PATCH,
+        "clip.projector_type": _TYPES.get(family, family), "clip.vision.image_size": _SIDES[family],
+        "clip.vision.patch_size": COLOUR_PATCH if family == "colours" else _PATCH,
         "clip.vision.embedding_length": _N_EMBD, "clip.vision.feed_forward_length": _N_FF,
         "clip.vision.block_count": n_layer, "clip.vision.projection_dim": n_embd,
         "clip.vision.attention.head_count": _N_HEAD,
@@ -63,7 +63,7 @@ def build_projector(
             "clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 64,
         },
         "colours": {"clip.vision.image_min_pixels": 64, "clip.vision.image_max_pixels": 65536},
-    }[kind]  # fmt: skip
+    }[family]  # fmt: skip
     with writing(path, "clip") as writer:
         for name, value in {**keys, **extra}.items():
             add = {
@@ -76,7 +76,7 @@ def build_projector(
     return path
 
 
-def _random(kind: str, n_embd: int, n_layer: int, seed: int) -> Iterator[tuple[str, Array]]:
+def _random(family: str, n_embd: int, n_layer: int, seed: int) -> Iterator[tuple[str, Array]]:
     """Tensors of a random encoder whose rows have unit length per number."""
 
     def draw(name: str, *shape: int, std: float = 0.0, mean: float = 0.0) -> tuple[str, Array]:
@@ -84,13 +84,13 @@ def _random(kind: str, n_embd: int, n_layer: int, seed: int) -> Iterator[tuple[s
         values = rng.standard_normal(shape, dtype=np.float32)
         return name, values * np.float32(std or shape[-1] ** -0.5) + np.float32(mean)
 
-    side = _SIDES[kind] // _PATCH
+    side = _SIDES[family] // _PATCH
     yield draw("v.patch_embd.weight", _N_EMBD, 3, _PATCH, _PATCH, std=0.3)
     yield draw("v.patch_embd.bias", _N_EMBD, std=0.3)
     yield draw("v.position_embd.weight", side * side, _N_EMBD, std=0.7)
     yield draw("v.post_ln.weight", _N_EMBD, std=0.1, mean=1.0)
     yield draw("v.post_ln.bias", _N_EMBD, std=0.1)
-    joined = kind == "qwen3vl"
+    joined = family == "qwen3vl"
     for i in range(n_layer):
         blk = f"v.blk.{i}."
         for part in ("attn_qkv",) if joined else ("attn_q", "attn_k", "attn_v"):
@@ -106,10 +106,10 @@ def _random(kind: str, n_embd: int, n_layer: int, seed: int) -> Iterator[tuple[s
         for norm in ("ln1", "ln2"):
             yield draw(f"{blk}{norm}.weight", _N_EMBD, std=0.1, mean=1.0)
             yield draw(f"{blk}{norm}.bias", _N_EMBD, std=0.1)
-    if kind == "gemma3":
+    if family == "gemma3":
         yield draw("mm.input_projection.weight", _N_EMBD, n_embd, std=_N_EMBD**-0.5)
         yield draw("mm.soft_emb_norm.weight", _N_EMBD, std=0.1, mean=1.0)
-    elif kind == "idefics3":
+    elif family == "idefics3":
         yield draw("mm.model.fc.weight", n_embd, 4 * _N_EMBD)
     else:
         yield draw("v.patch_embd.weight.1", _N_EMBD, 3, _PATCH, _PATCH, std=0.3)
