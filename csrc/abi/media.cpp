@@ -9,6 +9,7 @@
 #include "mtmd.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 
 using namespace llama_spec;
@@ -20,6 +21,7 @@ struct projector_state {
     mtmd_context * ctx = nullptr;
     std::atomic<bool> cancelled{ false };
     std::atomic<bool> busy{ false };
+    std::chrono::steady_clock::time_point asked;    // when a waiting signal was last looked for
     home_process home;
     ~projector_state() {
         if (ctx != nullptr) {
@@ -31,6 +33,18 @@ struct projector_state {
 
 bool is_cancelled(void * user) {
     return is_exiting() || static_cast<projector_state *>(user)->cancelled.load(std::memory_order_relaxed);
+}
+
+// Called between two operations, on the thread that waits. Python answers whether a signal has come, for which it has to
+// get its lock.
+bool is_to_stop(void * user) {
+    auto & state = *static_cast<projector_state *>(user);
+    const auto now = std::chrono::steady_clock::now();
+    if (is_cancelled(user) || now - state.asked < std::chrono::milliseconds(100)) {
+        return is_cancelled(user);
+    }
+    state.asked = now;
+    return wants_to_stop();
 }
 
 void check_state(projector_state & state) {
@@ -124,7 +138,7 @@ int llama_spec_projector_load(llama_spec_model * model, const char * path, const
         log_as_the_engine();
         auto state = std::make_shared<projector_state>();
         state->model = model->state;
-        const cancelled_by asked(is_cancelled, state.get());
+        const cancelled_by asked(is_to_stop, state.get());
         state->ctx = mtmd_init_from_file(path, model->state->model, engine_params(*params));
         if (state->ctx == nullptr) {
             fail(LLAMA_SPEC_LOAD, "the engine could not load the projector");

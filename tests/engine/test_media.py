@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllama_spec.engine import Batch, Model
+from pyllama_spec.engine.context import Rows
 from pyllama_spec.engine.media import Part, Projector
 from pyllama_spec.engine.media_ids import (
     MediaRun,
@@ -89,18 +91,18 @@ def test_each_row_of_a_whole_image_sees_all() -> None:
     changed = media.rows.copy()
     changed[-1] *= -1
 
-    def first_logits(rows: np.ndarray, *, is_whole: bool) -> np.ndarray:
+    def first_row(rows: Rows, *, is_whole: bool) -> Rows:
         layers = (model.info.n_layer,)
         with tiny_context(model, target_layers=layers) as context:
             batch = Batch(n, n_row=model.info.n_embd_inp)
             batch.set_media(rows, media.positions, is_whole=is_whole)
             context.decode(batch)
-            return np.asarray(context.layer_input(layers[0])[0]).copy()
+            return context.layer_input(layers[0])[:1].copy()
 
-    whole = [first_logits(rows, is_whole=True) for rows in (media.rows, changed)]
-    causal = [first_logits(rows, is_whole=False) for rows in (media.rows, changed)]
-    assert not np.array_equal(*whole)
-    assert np.array_equal(*causal)
+    whole = [first_row(rows, is_whole=True) for rows in (media.rows, changed)]
+    causal = [first_row(rows, is_whole=False) for rows in (media.rows, changed)]
+    assert not np.array_equal(whole[0], whole[1])
+    assert np.array_equal(causal[0], causal[1])
 
 
 def test_an_image_too_long_for_one_piece_is_refused() -> None:
@@ -132,7 +134,8 @@ def test_ids_say_where_media_begin_and_what_they_take() -> None:
 
 def test_a_picture_is_checked() -> None:
     eyes = projector("gemma3")
-    for bad in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3))):
+    floats: Any = np.zeros((4, 4, 3))
+    for bad in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), floats):
         with pytest.raises(ArgumentError):
             eyes.image(bad)
     for shape in ((0, 4, 3), (4, 0, 3)):
@@ -192,7 +195,8 @@ def test_a_damaged_projector_is_refused(tmp_path: Path) -> None:
         ("gemma3", "clip.vision.patch_size", 0), ("qwen3vl", "clip.vision.spatial_merge_size", 0),
         ("idefics3", "clip.vision.image_size", 1 << 20),
     ):  # fmt: skip
-        build_projector(path, family=kind, n_embd=seeing(kind).info.n_embd, **{key: value})
+        keys: dict[str, Any] = {key: value}
+        build_projector(path, family=kind, n_embd=seeing(kind).info.n_embd, **keys)
         with pytest.raises((ModelLoadError, UnsupportedError)):
             Projector(seeing(kind), path)
     whole = model_path("projector", family="gemma3").read_bytes()

@@ -133,11 +133,11 @@ def test_damaged_and_lying_files_are_refused() -> None:
     whole = file_of(picture(64, 64))
     rng = np.random.default_rng(0)
     for _ in range(300):
-        data = bytearray(whole)
-        for at in rng.integers(0, len(data), rng.integers(1, 9)):
-            data[at] = rng.integers(0, 256)
+        changed = bytearray(whole)
+        for at in rng.integers(0, len(whole), rng.integers(1, 9)):
+            changed[at] = rng.integers(0, 256)
         with contextlib.suppress(ArgumentError):
-            assert decode_picture(bytes(data[: rng.integers(1, len(data) + 1)])).ndim == 3
+            assert decode_picture(bytes(changed[: rng.integers(1, len(whole) + 1)])).ndim == 3
     # A header of 60,000 x 60,000 pixels, a picture of another kind, and none at all.
     lying = bytearray(whole)
     lying[16:24] = (60_000).to_bytes(4, "big") * 2
