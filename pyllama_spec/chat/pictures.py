@@ -97,8 +97,8 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
             if image.mode.startswith("I"):  # 16 bits: converting would cut all that is not dark
                 high = np.asarray(image).astype(np.uint32) >> 8
                 image = Image.fromarray(np.minimum(high, 255).astype(np.uint8))
-            shown = ImageOps.exif_transpose(image).convert("RGB")
-            return np.asarray(shown)
+            ImageOps.exif_transpose(image, in_place=True)
+            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except ArgumentError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever Pillow's decoders raise for a bad file
