@@ -42,7 +42,7 @@ export CCACHE_BASEDIR   ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 endif
 
-.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 test-windows device-tests build-cuda fuzz sanitize release-check quality style wheel wheel-index bench docs docs-build docs-pages clean
+.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 arm64-tests test-windows device-tests build-cuda fuzz sanitize release-check quality style wheel wheel-index bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -115,28 +115,34 @@ build-cuda:
 	    $(MAKE) VENV=.venv-cuda BUILD=build/cuda .venv-cuda/.built .venv-cuda/.test
 	.venv-cuda/bin/python -m tools.check_cuda_build
 
-# The wheel for ARM64 in an emulated Python, with each of its engines: our kernels by themselves, a model's texts beside this
-# machine's, and with the best one rows, parity, states and the server. On Debian: what is missing is installed.
-ARM64_ENGINES ?= neon:armv8-a:cortex-a72 dotprod:armv8.2-a+dotprod+fp16:neoverse-n1 \
-    i8mm:armv8.6-a+dotprod+fp16+i8mm+bf16:max
+# The wheel for ARM64 in an emulated Python, with each of its engines: our kernels by themselves, and a model's texts beside
+# this machine's; with the best one parity and the server. On Debian: what is missing is installed.
+ARM64_ENGINES ?= neon dotprod i8mm
 ARM64_MODELS = $(patsubst %,models/SmolLM2-135M-Instruct.%.gguf,Q4_0 Q4_K_M BF16)
 ARM64_TESTS ?= tests/parity tests/server/test_endpoints.py
-ARM64_TEXTS = python -m tests.arm64.texts $(DRAFT) $(ARM64_MODELS)
+arm64-neon: CPU = cortex-a72
+arm64-neon: ARCH = armv8-a
+arm64-dotprod: CPU = neoverse-n1
+arm64-dotprod: ARCH = armv8.2-a+dotprod+fp16
+arm64-i8mm: CPU = max
+arm64-i8mm: ARCH = armv8.6-a+dotprod+fp16+i8mm+bf16
 test-arm64: $(STAMP) $(VENV)/.test $(ARM64_MODELS)
 	command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64 || apt-get install -y g++-aarch64-linux-gnu qemu-user
 	$(MAKE) wheel MACHINE=aarch64
 	$(BIN)/python -m tools.arm64_python build/arm64 "$$(echo dist-aarch64/*.whl)[server]" \
-	    pytest pytest-timeout hypothesis gguf jinja2 httpx openai anthropic
-	$(BIN)/$(ARM64_TEXTS) --out build/arm64/texts.json
-	set -e; for engine in $(ARM64_ENGINES); do \
-	    name=$${engine%%:*}; export QEMU_CPU=$${engine##*:}; arch=$${engine#*:}; arch=$${arch%:*}; \
-	    $(BIN)/cmake -S tests/arm64 -B build/arm64-$$name -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	        -DCMAKE_TOOLCHAIN_FILE=$(abspath tools/aarch64.cmake) -DCMAKE_BUILD_TYPE=Release -DGGML_CPU_ARM_ARCH=$$arch; \
-	    $(BIN)/cmake --build build/arm64-$$name; \
-	    qemu-aarch64 build/arm64-$$name/rows; \
-	    build/arm64/$(ARM64_TEXTS) --beside build/arm64/texts.json; \
-	done
-	build/arm64/python -m pytest $(ARM64_TESTS) $(QUICK) $(PYTEST_ARGS)
+	    pytest pytest-timeout pytest-xdist hypothesis gguf jinja2 httpx openai anthropic
+	$(BIN)/python -m tests.model_texts build/arm64/x86.json $(ARM64_MODELS) --tokens 12
+	$(MAKE) -k -j $(ARM64_ENGINES:%=arm64-%) arm64-tests
+
+$(ARM64_ENGINES:%=arm64-%): arm64-%:
+	$(BIN)/cmake -S tests/arm64 -B build/arm64-$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	    -DCMAKE_TOOLCHAIN_FILE=$(abspath tools/aarch64.cmake) -DCMAKE_BUILD_TYPE=Release -DGGML_CPU_ARM_ARCH=$(ARCH)
+	$(BIN)/cmake --build build/arm64-$*
+	QEMU_CPU=$(CPU) qemu-aarch64 build/arm64-$*/rows
+	QEMU_CPU=$(CPU) build/arm64/python -m tests.model_texts build/arm64/$*.json $(ARM64_MODELS) --tokens 12 --beside build/arm64/x86.json
+
+arm64-tests:
+	build/arm64/python -m pytest $(ARM64_TESTS) $(QUICK) $(TWO_FILES) $(PYTEST_ARGS)
 
 # The wheel for Windows in Wine, with a Python from the package index: the project's own tests of rows, files and faces, stores
 # that are killed, and SmolLM2's texts beside Linux's. On Debian: apt-get install g++-mingw-w64-x86-64 wine wine64
@@ -158,9 +164,8 @@ test-windows: $(STAMP) $(VENV)/.test $(WINDOWS_MODELS)
 	$(BIN)/python -m tests.windows.wine prepare $(WINDOWS) dist-windows/*.whl
 	$(PIP) install --upgrade --target $(WINDOWS)/linux dist/*.whl
 	cd $(WINDOWS)/checkout && PYTHONPATH=../linux PYLLAMA_SPEC_LEVEL=avx2 \
-	    $(PYTHON) -m tests.windows.texts linux.json $(WINDOWS_MODELS)
-	$(WINE) -m tests.windows.texts windows.json $(WINDOWS_MODELS)
-	cmp $(WINDOWS)/checkout/linux.json $(WINDOWS)/checkout/windows.json
+	    $(PYTHON) -m tests.model_texts linux.json $(WINDOWS_MODELS)
+	$(WINE) -m tests.model_texts windows.json $(WINDOWS_MODELS) --beside linux.json --near 0
 	$(WINE) -m pytest $(WINDOWS_TESTS) -m "not slow and not release and not posix" -q $(PYTEST_ARGS)
 	$(WINE) -m pytest $(WINDOWS_KILLS) -q $(PYTEST_ARGS)
 

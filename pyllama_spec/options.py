@@ -48,7 +48,6 @@ class Option:
             and those that switch it off.
         body: its names in a body: its own by default; "" for none.
         of_chats: whether it is for chats alone.
-        in_handlers: whether a `chat_handler` may get it: it changes no answer's form or place.
         in_files: whether a file or another server's flags may set it: not an object of Python.
     """
 
@@ -79,7 +78,6 @@ class Option:
     variable_off: str = ""
     body: str | None = None
     of_chats: bool = False
-    in_handlers: bool = True
     in_files: bool = True
 
     @property
@@ -174,7 +172,6 @@ def json_value(text: str) -> Any:
 
     Raises:
         ValueError: it is none, or is nested too deeply.
-
     """
     try:
         return json.loads(text)

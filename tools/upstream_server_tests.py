@@ -6,8 +6,7 @@ The tests are in the source package that vendor/sync.py fetches. They are unpack
 unchanged. LLAMA_SERVER_BIN_PATH names a script that starts our server, and tiny random models
 replace those of the hub. Tests marked slow need models of gigabytes and are left out, as they are
 upstream without SLOW_TESTS. The output has a line for each file, and for each test that does not
-pass the line of it that failed, the error, and the server's. FILE is a name such as test_basic.py;
-the default is all files.
+pass the line of it that failed, the error, and the server's. FILE is such as test_basic.py [all].
 """
 
 from __future__ import annotations
@@ -28,13 +27,15 @@ from typing import NamedTuple
 from tests.upstream.run import ROOT, archive
 
 _TESTS = "tools/server/tests"
-# What the tests read outside their own folder.
-_BESIDE = ("models/templates",)
+_WORDS = "models/ggml-vocab-{}.gguf"
+# What is read beside their own folder.
+_BESIDE = ("models/templates", _WORDS.format("bert-bge"), _WORDS.format("llama-spm"))
 _PORT = 18990
-# Hub models, which are not available here, and the tiny model that replaces each.
+# Hub models, and the tiny model that replaces each, with their vocabulary if the source has it.
 _STAND_INS = {
-    "stories260K": "llama", "stories15M_MOE": "qwen3moe", "bert-bge-small": "bert",
-    "jina-reranker": "reranker",
+    "stories260K": ("llama", ""), "stories15M_MOE": ("qwen3moe", "llama-spm"),
+    "stories15M-q4_0": ("llama", "llama-spm"), "bert-bge-small": ("bert", "bert-bge"),
+    "jina-reranker": ("reranker", ""),
 }  # fmt: skip
 # Started in place of llama-server.
 _LAUNCHER = """#!{python}
@@ -52,7 +53,7 @@ import types
 
 def download(url, out):
     """A file of the hub that a test asks for itself."""
-    if not url.endswith(".gguf"):
+    if not url.endswith("stories15M-q4_0.gguf"):
         raise OSError(f"no stand-in for {{url}}")
     shutil.copyfile({model!r}, out)
 
@@ -79,7 +80,7 @@ def unpack(work: Path) -> Path:
     """Unpacks their tests below `work` if they are missing; returns their folder."""
     file, folder = archive()
     tests = work / _TESTS
-    if not tests.exists():
+    if not all((work / one).exists() for one in (_TESTS, *_BESIDE)):
         with tarfile.open(file) as package:
             for member in package:
                 inner = member.name.removeprefix(f"{folder}/")
@@ -92,21 +93,42 @@ def unpack(work: Path) -> Path:
     return tests
 
 
-def prepare(tests: Path, texts: Path | None) -> Path:
-    """Writes the launcher and the plugin; returns the path of the launcher."""
-    from tests.models import model_path
-
-    models = {name: str(model_path(kind)) for name, kind in _STAND_INS.items()}
-    if texts is not None:
-        models["stories260K"] = str(texts.resolve())
+def prepare(tests: Path) -> Path:
+    """Writes the launcher and the plugin; returns the launcher's path."""
+    models = {name: str(stand_in(tests, *one)) for name, one in _STAND_INS.items()}
     launcher = tests / "llama-server"
     text = _LAUNCHER.format(python=sys.executable, root=str(ROOT), models=models)
     launcher.write_text(text)
     launcher.chmod(0o755)
-    plugin = _PLUGIN.format(model=models["stories260K"])
+    plugin = _PLUGIN.format(model=models["stories15M-q4_0"])
     (tests / "stand_ins.py").write_text(plugin, encoding="utf-8")
     (tests / "tmp").mkdir(exist_ok=True)
     return launcher
+
+
+def stand_in(tests: Path, kind: str, vocabulary: str) -> Path:
+    """A tiny model of a kind, with a vocabulary of the source if one is named."""
+    from gguf import GGUFReader
+
+    from tests.models import ARCHITECTURES, TinyConfig, model_path
+    from tests.models.eagle3 import copy_tokenizer
+    from tests.models.keys import writing
+    from tests.models.sketch import Sketch
+
+    if not vocabulary:
+        return model_path(kind)
+    path = tests / "tmp" / f"{kind}-{vocabulary}.gguf"
+    words = tests.parents[2] / _WORDS.format(vocabulary)
+    n_vocab = len(GGUFReader(words).fields["tokenizer.ggml.tokens"].data)
+    model = Sketch(TinyConfig(kind, n_vocab=n_vocab))
+    ARCHITECTURES[kind](model)
+    model.meta.pop("tokenizer.ggml.token_type_count", None)  # a key of the vocabulary
+    with writing(path, kind) as writer:
+        model._write_meta(writer)
+        copy_tokenizer(writer, words)
+        for name, array in model.tensors.items():
+            writer.add_tensor(name, array)
+    return path
 
 
 def with_stand_ins(arguments: Sequence[str], models: Mapping[str, str]) -> list[str]:
@@ -161,8 +183,7 @@ def _why(message: str, text: str, log: str) -> str:
     """The line that failed, the test's error and the server's error."""
     told = re.findall(r"pyllama-spec-llama-server: error: (.*)", log)
     lines = [line[1:].strip() for line in text.splitlines() if line.startswith(">")]
-    parts = [*lines[-1:], message.splitlines()[0] if message else "", *told[:1]]
-    return " | ".join(part for part in parts if part)[:300]
+    return " | ".join((*lines[-1:], *message.splitlines()[:1], *told[:1]))[:300]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,11 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "upstream-server-tests")
     parser.add_argument("--json", type=Path, default=None, metavar="OUT.json")
     parser.add_argument("--timeout", type=int, default=120, metavar="S", help="limit of one test")
-    parser.add_argument("--model", type=Path, default=None, metavar="GGUF",
-                        help="the text model in place of theirs [a tiny one]")  # fmt: skip
     args = parser.parse_args(arguments)
     tests = unpack(args.work.resolve())
-    launcher = prepare(tests, args.model)
+    launcher = prepare(tests)
     files = args.files or sorted(one.name for one in (tests / "unit").glob("test_*.py"))
     outcomes: list[Outcome] = []
     for file in files:

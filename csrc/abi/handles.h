@@ -31,9 +31,9 @@ struct model_state {
     // Made for the first grammar that masks its vocabulary.
     std::once_flag chars_made;
     std::unique_ptr<token_chars> chars;
-    // Made for the first request with rules for its answer.
-    std::once_flag pieces_made;
-    std::unique_ptr<token_pieces> pieces;
+    // Found for the first request with rules for its answer.
+    std::once_flag ends_found;
+    std::vector<int32_t> ends;
     ~model_state() {
         if (model != nullptr) {
             llama_model_free(model);

@@ -366,8 +366,6 @@ struct llama_spec_sampler_params {
     bool     ignore_ends;           /* end tokens are forbidden */
     const int32_t * stop_ids;
     int32_t  n_stop_ids;
-    const char ** bad_words;        /* texts that the answer must not contain */
-    int32_t  n_bad_words;
     const char * thought_start;     /* the tags of a thought, with the names of control tokens; NULL for none */
     const char ** thought_ends;
     int32_t  n_thought_ends;

@@ -250,8 +250,8 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         s->noise    = { draws && params->shared_noise, params->seed, 0 };
         if (asks_of_answer(*params)) {
             auto & state = *s->model;
-            std::call_once(state.pieces_made, [&] { state.pieces = std::make_unique<token_pieces>(state.vocab()); });
-            s->rules = answer_rules(*params, state.vocab(), *state.pieces);
+            std::call_once(state.ends_found, [&] { state.ends = end_ids(state.vocab()); });
+            s->rules = answer_rules(*params, state.vocab(), state.ends);
         }
         s->grammar_skips_thoughts = params->grammar_skips_thoughts;
         if (params->grammar != nullptr) {

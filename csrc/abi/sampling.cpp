@@ -283,13 +283,15 @@ void mask(llama_spec_sampler & s, llama_token_data_array & all) {
 // Fills the candidates, and sets what the rules forbid to minus infinity.
 void fill_allowed(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
     fill(s.candidates, logits, n_vocab);
-    s.rules.forbid([&](int32_t id) -> float & { return s.candidates[(size_t) id].logit; }, ends);
+    if (ends) {
+        s.rules.forbid([&](int32_t id) -> float & { return s.candidates[(size_t) id].logit; });
+    }
 }
 
 // Removes candidates that the rules forbid, before the chain runs. Samplers that use each candidate's surprise would
 // see an infinite one. Returns false if no candidate is left.
 bool leave_possible(llama_spec_sampler & s, bool ends) {
-    if (s.rules.any_forbidden(ends)) {
+    if (ends && s.rules.forbids_ends()) {
         s.candidates.erase(std::remove_if(s.candidates.begin(), s.candidates.end(), [](const llama_token_data & one) {
             return one.logit == -std::numeric_limits<float>::infinity();
         }), s.candidates.end());
@@ -325,7 +327,9 @@ int32_t draw_from(llama_spec_sampler & s) {
 // Fills s.row with the logits, after the rules and the request's changes.
 void fill_row(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
     s.row.assign(logits, logits + n_vocab);
-    s.rules.forbid([&](int32_t id) -> float & { return s.row[(size_t) id]; }, ends);
+    if (ends) {
+        s.rules.forbid([&](int32_t id) -> float & { return s.row[(size_t) id]; });
+    }
     s.changes.apply([&](int32_t id) { return &s.row[(size_t) id]; });
 }
 
@@ -335,7 +339,7 @@ int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, 
     if (s.n_top == 0) {
         return -1;
     }
-    const bool is_changed = s.changes.any() || s.rules.any_forbidden(ends);
+    const bool is_changed = s.changes.any() || (ends && s.rules.forbids_ends());
     if (is_changed) {
         fill_row(s, logits, n_vocab, ends);
     }
@@ -348,11 +352,11 @@ int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, 
 int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool has_grammar, bool ends) {
     const bool is_changed = s.changes.any();
     int32_t id = is_changed ? -1 : argmax(logits, n_vocab);
-    if (id >= 0 && !s.rules.forbids(id, ends) && (!has_grammar || is_allowed(s, id))) {
+    if (id >= 0 && !(ends && s.rules.forbids(id)) && (!has_grammar || is_allowed(s, id))) {
         return id;
     }
     fill_row(s, logits, n_vocab, ends);
-    if (is_changed || s.rules.any_forbidden(ends)) {
+    if (is_changed || (ends && s.rules.forbids_ends())) {
         id = argmax_or_negative(s.row.data(), n_vocab);
     }
     if (id < 0 || !has_grammar || is_allowed(s, id)) {
@@ -363,7 +367,7 @@ int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_voca
 
 int32_t nothing_left(bool may_be_last) {
     if (!may_be_last) {
-        fail(LLAMA_SPEC_ENGINE, "no token may follow: `bad_words`, `logit_bias`, the `grammar` or the logits forbid all of them; allow one");
+        fail(LLAMA_SPEC_ENGINE, "no token may follow: `logit_bias`, the `grammar` or the logits forbid all of them; allow one");
     }
     return -1;
 }
@@ -404,7 +408,7 @@ int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bo
         const bool was_left = any_left();    // otherwise the grammar is not the reason that nothing is left
         llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
         mask(s, all);
-        if (was_left && !any_left() && !s.rules.any_forbidden(ends)) {
+        if (was_left && !any_left() && !(ends && s.rules.forbids_ends())) {
             fail(LLAMA_SPEC_ARGUMENT, "no token may follow: the `grammar` allows none of this model here. It asks for a character "
                     "that no token has, for one of no characters, such as [z-a], or for the end, and the model has no token for it");
         }
@@ -444,7 +448,7 @@ int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
         // The device chooses, so that the logits need not be copied.
         const int32_t id = llama_spec_likeliest(state.ctx, row);
         const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
-        if (id >= 0 && s.rules.forced() < 0 && !s.rules.forbids(id, true) && (!has_grammar || is_allowed(s, id))) {
+        if (id >= 0 && s.rules.forced() < 0 && !s.rules.forbids(id) && (!has_grammar || is_allowed(s, id))) {
             return id;
         }
     }

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+from pyllama_spec.chat.template import is_json
 from pyllama_spec.constraints import schema_grammar
 from pyllama_spec.engine import ChatSession, Vocab
 from pyllama_spec.engine.chat import ends_in_thought
@@ -112,11 +113,7 @@ class Call(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether the arguments are complete JSON."""
-        try:
-            json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            return False
-        return True
+        return is_json(self.arguments)
 
 
 @dataclass(slots=True)
@@ -126,11 +123,6 @@ class Answer:
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the answer has neither text nor calls."""
-        return not (self.content or self.reasoning or self.calls)
 
 
 class AnswerReader(Protocol):
@@ -321,7 +313,8 @@ class EngineReader:
                 kept = replace(answer, **{name: said[:-1]})
                 if not kept.reasoning.strip():
                     kept.reasoning = ""
-                return kept if not kept.is_empty or not text.strip() else self._bare(text)
+                is_empty = not (kept.content or kept.reasoning or kept.calls)
+                return self._bare(text) if is_empty and text.strip() else kept
         return None
 
     def _with_rest(self, text: str, parsed: _Parsed) -> Answer:

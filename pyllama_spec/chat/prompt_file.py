@@ -36,14 +36,9 @@ _KEYS = {"id", "category", "messages", "prompt", "tools"}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A line of a prompts file.
+    """A line of a prompts file, with a text to continue, or messages and maybe tools.
 
-    Attributes:
-        id: a unique name in its file; by default the number of its line.
-        category: prompts of one category are summed up together; "" if the line has none.
-        messages: the messages of a chat; () if the line has a prompt.
-        text: the text to continue; "" if the line has messages.
-        tools: descriptions of functions that a chat may call; () if the line has none.
+    The id is unique in its file; prompts of one category are summed up together.
     """
 
     id: str

@@ -47,13 +47,10 @@ _ROLES = frozenset(
 
 
 class Substitution(NamedTuple):
-    """The set of characters that one rendering replaces by stand-ins.
+    """What one rendering replaces by stand-ins, and what is `located` if it gives the same text.
 
-    Attributes:
-        located: the spans that are known if it gives the same text.
-        signs_only: whether letters, digits and white space stay as they are.
-        keeps_lookups: whether strings that the template looks for in texts, such as "</think>",
-            stay as they are.
+    Letters, digits and white space may stay; so may strings that the template looks for in texts,
+    such as "</think>".
     """
 
     located: Located

@@ -108,12 +108,13 @@ def _with_arguments(call: Any) -> Any:
     if not isinstance(function, Mapping):
         return call
     arguments = function.get("arguments", "{}")
-    if isinstance(arguments, str) and not _is_json(arguments):
+    if isinstance(arguments, str) and not is_json(arguments):
         arguments = "{}"
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Whether a text is complete JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -354,23 +355,7 @@ class ChatTemplate:
         `run` renders this chat with other messages and variables; `text` is its result for these
         messages, which check_messages() made, and for the caller's own variables.
         """
-        caller = self._locate(text, messages, caller_variables, run, form)
-        note = "" if self._shows_tools(text, caller_variables.get("tools")) else TOOLS_UNSHOWN
-        return RenderedChat(text, caller, note)
 
-    def _shows_tools(self, text: str, tools: Sequence[Mapping[str, Any]] | None) -> bool:
-        """Whether the rendered chat shows its tools; a name alone may be a coincidence."""
-        names = [name_of_tool(tool) for tool in tools or ()]
-        return not names or ("tool" in self.source and any(name in text for name in names))
-
-    def _locate(
-        self,
-        text: str,
-        messages: Sequence[dict[str, Any]],
-        caller_variables: Mapping[str, Any],
-        run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
-        form: Form,
-    ) -> PromptProvenance:
         def render(stand_ins: StandIns) -> str | None:
             hidden = [stand_ins.message(message) for message in messages]
             variables = {
@@ -382,10 +367,17 @@ class ChatTemplate:
                 return None
 
         # Values alone: the names of variables are the template's.
-        return locate(
+        caller = locate(
             text, strings_of([*messages, *caller_variables.values()]), source=self.source,
             words=self._program.words, lookups=self._program.lookups, render=render, form=form,
         )  # fmt: skip
+        note = "" if self._shows_tools(text, caller_variables.get("tools")) else TOOLS_UNSHOWN
+        return RenderedChat(text, caller, note)
+
+    def _shows_tools(self, text: str, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        """Whether the rendered chat shows its tools; a name alone may be a coincidence."""
+        names = [name_of_tool(tool) for tool in tools or ()]
+        return not names or ("tool" in self.source and any(name in text for name in names))
 
     def _run(
         self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any], now: int

@@ -145,8 +145,9 @@ def _name(tool: Mapping[str, Any], place: str = "") -> str:
 
 
 def _is_name(name: object) -> bool:
-    """Whether a template can write a name: it shows, and does not end a text of C."""
-    return bool(str(name).strip()) and "\0" not in str(name)
+    """Whether templates can write a name: all of it shows, and it does not end a text of C."""
+    text = str(name)
+    return text != "" and text == text.strip() and "\0" not in text
 
 
 def _choice(choice: object, names: Sequence[str]) -> str:

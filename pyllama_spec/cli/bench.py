@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyllama_spec.cli.options import HELP, PLACES, add_options, given, own_draft, path_argument
+from pyllama_spec.cli.options import (
+    DRAFT_HELP,
+    PLACES,
+    add_options,
+    given,
+    own_draft,
+    path_argument,
+)
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.llama.open_options import OpenOptions
@@ -33,8 +40,7 @@ def add_bench(commands: _Commands) -> None:
     add("-m", "--model", dest="model_path", type=path_argument, required=True, metavar="MODEL",
         help="the target's GGUF")  # fmt: skip
     add("-d", "--draft", required=True, action="append",
-        help="none, prompt-lookup, suffix, grammar, mtp, auto, or the GGUF of a draft or of a "
-        f"smaller model, {HELP}; several are measured in one run")  # fmt: skip
+        help=f"{DRAFT_HELP}; several are measured in one run")  # fmt: skip
     add("--prompts", type=Path, help="a prompts file; without it the package's own")
     add("-n", "--max-tokens", dest="n_tokens", type=int, default=128, metavar="MAX_TOKENS",
         help="maximum number of tokens per prompt")  # fmt: skip

@@ -14,8 +14,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from pyllama_spec._version import __version__
-from pyllama_spec.cli.options import HELP, add_options, given, own_draft, path_argument
-from pyllama_spec.cli.wording import whole_number
+from pyllama_spec.cli.options import DRAFT_HELP, add_options, given, own_draft, path_argument
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.registry import make_drafter_for, open_before, wants_head
 from pyllama_spec.engine import (
@@ -30,6 +29,7 @@ from pyllama_spec.engine import (
     supports_gpu,
     system_info,
 )
+from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.model import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.errors import ArgumentError
@@ -73,9 +73,8 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("-m", "--model", dest="model_path", type=path_argument, metavar="MODEL",
         help="the target; without it, no measurement")  # fmt: skip
     add("-d", "--draft",
-        help="as generate's -d: the GGUF of a draft, mtp, auto, suffix and so on, "
-        f"{HELP}: does it fit, does it pay")  # fmt: skip
-    add("--max-rows", type=whole_number(2, 64), metavar="N",
+        help=f"{DRAFT_HELP}: does it fit, does it pay")  # fmt: skip
+    add("--max-rows", type=int, metavar="N",
         help="the widest verify batch that is measured, 2 to 64 "
         f"[{MAX_ROWS}, or what the draft can fill]")  # fmt: skip
     add_options(parser, OpenOptions, "target", "layers")
@@ -107,6 +106,8 @@ def _run_doctor(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Opens the model and its draft, and adds their measurements."""
+    if args.max_rows is not None:
+        count(args.max_rows, "max_rows", 2, 64)
     with ExitStack() as opened:
         drafter = None
         opening = OpenOptions(args.model_path, n_threads=args.n_threads, **given(args, _OF_PLACES))
@@ -244,9 +245,6 @@ def try_draft(
 
     Plain and drafted text are generated in turn, for some 30 s; the quicker of some passes counts.
     The draft is opened as a generation opens it, with copies beside a model and a controller.
-
-    Raises:
-        ArgumentError: the drafter failed.
     """
     from pyllama_spec.bench.config import BenchConfig
     from pyllama_spec.bench.sides import open_sides

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,10 +15,10 @@ import numpy as np
 from pyllama_spec.cli.options import path_argument
 from pyllama_spec.cli.wording import say
 from pyllama_spec.drafters.suffix import upkeep
-from pyllama_spec.drafters.suffix.memory import RememberedText
 from pyllama_spec.drafters.suffix.store import Store, capacity_of, vocabulary_digest
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, escaped
+from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -110,7 +110,7 @@ def _build(args: argparse.Namespace) -> int:
         bar = ProgressBar(f"reading into {args.store.name}")
         with _none_left_empty(store):
             n_files = upkeep.build(store, model.vocab, files, bar)
-    say(f"{n_files} files with text; {_summary(store)}")
+    say(f"{plural(n_files, 'file')} with text; {_summary(store)}")
     if n_links:
         say(f"links in the folders, left out: {n_links}; name what they lead to")
     store.close()
@@ -158,7 +158,7 @@ def _merge(args: argparse.Namespace) -> int:
         store = Store(args.store, digest)
         with _none_left_empty(store):
             n_new = store.take(one for other in others for one in other.texts())
-    say(f"{n_new} texts came in; {_summary(store)}")
+    say(f"{plural(n_new, 'text')} came in; {_summary(store)}")
     return 0
 
 
@@ -209,19 +209,15 @@ def _facts(store: Store) -> dict[str, Any]:
         "tokens": sum(len(one.ids) for one in texts), "max_tokens": store.max_tokens,
         "vocabulary": store.digest.hex()[:12],
         "answers": sum(int(np.count_nonzero(one.origins)) for one in texts),
-        "oldest_minute": _minutes(texts)[0], "newest_minute": _minutes(texts)[1],
+        "oldest_minute": min((one.minute for one in texts), default=0),
+        "newest_minute": max((one.minute for one in texts), default=0),
     }  # fmt: skip
-
-
-def _minutes(texts: Sequence[RememberedText]) -> tuple[int, int]:
-    minutes = [one.minute for one in texts] or [0]
-    return min(minutes), max(minutes)
 
 
 def _summary(store: Store) -> str:
     facts = _facts(store)
     line = (
-        f"{store.path}: {facts['texts']} texts of {facts['tokens']} tokens, "
+        f"{store.path}: {plural(facts['texts'], 'text')} of {facts['tokens']} tokens, "
         f"{facts['bytes'] / 1e6:.1f} MB, room for {facts['max_tokens']} tokens"
     )
     if facts["answers"]:

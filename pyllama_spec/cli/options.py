@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.registry import NONE
+from pyllama_spec.drafters.registry import DRAFT_NAMES, NONE
 from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
@@ -22,7 +22,8 @@ from pyllama_spec.requests.options import RequestOptions
 
 _WORD = r"[^\W\d]\w*"
 _OWN_DRAFTER = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
-HELP = "or MODULE:FUNCTION, which makes a drafter of your own"
+_OWN = "or MODULE:FUNCTION, which makes a drafter of your own"
+DRAFT_HELP = f"{', '.join(DRAFT_NAMES)}, the GGUF of a draft or of a smaller model, {_OWN}"
 # The drafters of the command that runs.
 _made: list[Drafter] = []
 
@@ -135,10 +136,15 @@ def given(args: argparse.Namespace, known: Collection[str]) -> dict[str, Any]:
             if name in known and value is not None}  # fmt: skip
 
 
+def llama_keywords(args: argparse.Namespace) -> dict[str, Any]:
+    """The keywords of Llama() for the model and the draft that the options name."""
+    draft = None if args.draft == NONE else own_draft(args.draft)
+    return {**given(args, KEYWORDS), "model_path": args.model_path, "draft": draft}
+
+
 def open_llama(args: argparse.Namespace) -> Llama:
     """Opens the model and the draft that the options name."""
-    draft = None if args.draft == NONE else own_draft(args.draft)
-    return Llama(**{**given(args, KEYWORDS), "model_path": args.model_path, "draft": draft})
+    return Llama(**llama_keywords(args))
 
 
 def add_model_options(
@@ -151,9 +157,7 @@ def add_model_options(
         "-m", "--model", dest="model_path", type=path_argument, metavar="MODEL",
         required=instead is None, help="the target's GGUF",
     )  # fmt: skip
-    parser.add_argument("-d", "--draft", default=NONE,
-        help="none, prompt-lookup, suffix, grammar, mtp (the head in the model's file), auto, or "
-        f"the GGUF of a draft or of a smaller model, {HELP}")  # fmt: skip
+    parser.add_argument("-d", "--draft", default=NONE, help=DRAFT_HELP)
     add_options(parser, OpenOptions, *DRAFTING, *PLACES, helps=helps)
     quiet = (helps or {}).get("quiet", "print no figures after a text")
     parser.add_argument("-q", "--quiet", action="store_true", help=quiet)

@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 
 from pyllama_spec.cli.options import argument
-from pyllama_spec.cli.wording import whole_number
+from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.rpc import DEFAULT_PORT, RpcServer
 from pyllama_spec.options import words_of
 
@@ -25,12 +25,7 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "clients come through a tunnel (docs/rpc.md).",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
-    parser.add_argument(
-        "--port",
-        type=whole_number(0, 65535),
-        default=DEFAULT_PORT,
-        help="the port; 0: any free one",
-    )
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port; 0: any free one")
     parser.add_argument(
         "-dev", "--devices", type=argument(words_of), default=None, metavar="NAME,...",
         help="devices to offer, named as in doctor [the GPUs, or else the CPU]",
@@ -49,6 +44,7 @@ def _run_rpc_server(args: argparse.Namespace) -> int:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise _Terminated
 
+    count(args.port, "port", 0, 65535)
     with RpcServer(
         args.host, args.port, devices=args.devices, n_threads=args.n_threads,
         on_note=_say if args.verbose else None,

@@ -5,24 +5,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_spec.cli.generate import print_notes
-from pyllama_spec.cli.options import add_model_options, add_options, argument, open_llama
-from pyllama_spec.drafters.registry import AUTO
+from pyllama_spec.cli.options import add_model_options, add_options, argument, llama_keywords
 from pyllama_spec.engine.checks import count
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import names_of, options_of, words_of
-from pyllama_spec.server.programs import set_up_log, settings_of
+from pyllama_spec.server.programs import Plan, serve_plan, set_up_log, settings_of
 from pyllama_spec.server.settings import ServerSettings
-from pyllama_spec.speculative.stats import plural
 
 if TYPE_CHECKING:
-    from pyllama_spec.llama import Llama
+    from pyllama_spec.server.model_list import ModelList
     from pyllama_spec.server.prefix_folder import PrefixFolder
     from pyllama_spec.server.process import Listening
 
@@ -51,8 +49,6 @@ _OF_SETTINGS = {
     "max_body_bytes": "--max-body", "api_key_file": "--api-key-file", "tls_cert": "--tls-cert",
 }  # fmt: skip
 FLAGS = {**names_of("cli", OpenOptions), **_OF_SETTINGS}
-# With --config keywords are keys of the file.
-_KEYS = _OF_SETTINGS
 
 
 def add_serve(commands: _Commands) -> None:
@@ -96,54 +92,44 @@ def run_serve(args: argparse.Namespace) -> int:
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
     from pyllama_spec.server.models import stopped_in_words
 
-    n, n_cut = _serve(args)
+    settings, listening, notes = _settings(args)
+    set_up_log(logging.WARNING if args.quiet else logging.INFO, is_json=settings.logs_json)
+    models, keywords = None, dict[str, Any]()
+    if args.config is None:
+        count(args.n_parallel, "n_parallel", 1)
+        count(args.max_waiting, "max_waiting", 0)
+        keywords = llama_keywords(args)
+    else:
+        models = _models(args)
+    print_notes(notes)
+    with _prefixes(args) as cache:
+        meant = Plan(
+            keywords=keywords, settings=settings, listening=listening, models=models, cache=cache
+        )
+        n, n_cut = serve_plan(meant, partial(print, flush=True))
     print(stopped_in_words(n, n_cut))
     return 0
 
 
-def _serve(args: argparse.Namespace) -> tuple[int, int]:
-    """Serves one model; returns what serve() returns."""
-    from pyllama_spec.server import serve
-
-    settings, listening, notes = _settings(args)
-    level = logging.WARNING if args.quiet else logging.INFO
-    set_up_log(level, is_json=settings.logs_json)
-    if args.config is not None:
-        return _serve_several(args, settings, listening, notes)
-    count(args.n_parallel, "n_parallel", 1)
-    count(args.max_waiting, "max_waiting", 0)
-    with open_llama(args) as llama:
-        print_notes(notes)
-        with _prefixes(args) as llama.cache:
-            return serve(llama, settings, listening, on_start=lambda url: _say(url, args, llama))
+def _settings(args: argparse.Namespace) -> tuple[ServerSettings, Listening, list[str]]:
+    names = FLAGS if args.config is None else _OF_SETTINGS  # else keywords are keys of the file
+    size = count(args.max_body, "max_body", 1, 2047) << 20
+    return settings_of(vars(args), names, _SETTINGS, max_body_bytes=size)
 
 
-def _serve_several(
-    args: argparse.Namespace, settings: ServerSettings, listening: Listening, notes: Sequence[str]
-) -> tuple[int, int]:
-    """Serves the models of a file; returns what serve() returns."""
-    from pyllama_spec.server import read_models, serve
+def _models(args: argparse.Namespace) -> ModelList:
+    """The models of the file; options that a model's own lines set are refused."""
+    from pyllama_spec.server import read_models
 
     args.names_keys = True  # in messages from here on
     misplaced = [name for name, default in args.of_models.items() if getattr(args, name) != default]
     if misplaced:
-        keys = " and ".join(misplaced)
         flags = " and ".join(args.options[one] for one in misplaced)
-        do = "does" if len(misplaced) == 1 else "do"
         raise ArgumentError(
-            problem=f"{flags} {do} not go with --config",
-            remedy=f"put {keys} into {args.config.name}",
+            problem=f"{flags} cannot stand beside --config",
+            remedy=f"put {' and '.join(misplaced)} into {args.config.name}",
         )
-    models = read_models(args.config)
-    print_notes(notes)
-
-    def say(url: str) -> None:
-        n = len(models.specs)
-        answer = "answers" if n == 1 else "answer"
-        print(f"{plural(n, 'model')} of {args.config.name} {answer} at {url}", flush=True)
-
-    with _prefixes(args) as cache:
-        return serve(replace(models, cache=cache), settings, listening, on_start=say)
+    return read_models(args.config)
 
 
 @contextlib.contextmanager
@@ -160,25 +146,3 @@ def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
         yield folder
     finally:
         folder.close()
-
-
-def _settings(args: argparse.Namespace) -> tuple[ServerSettings, Listening, list[str]]:
-    """See settings_of()."""
-    return settings_of(
-        vars(args), FLAGS if args.config is None else _KEYS, _SETTINGS,
-        max_body_bytes=count(args.max_body, "max_body", 1, 2047) << 20,
-    )  # fmt: skip
-
-
-def _say(url: str, args: argparse.Namespace, llama: Llama) -> None:
-    name = Path(args.model_path).name
-    at_once = (
-        "one request at a time" if args.n_parallel == 1 else f"{args.n_parallel} requests at once"
-    )
-    draft = args.draft
-    # Which one auto took. A model that only embeds has none to ask for.
-    if draft == AUTO:
-        with contextlib.suppress(UnsupportedError):
-            draft = f"{AUTO} ({llama.drafter_name})"
-    what = f"{at_once}, draft {draft}"
-    print(f"{name} answers at {url}, {what}", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,21 +74,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints the error in one line, and names --help, without the long usage."""
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help tells all options\n")
-
-
-def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """An argument type: a whole number from low to high."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
-        return value
-
-    return read
 
 
 def face_of(args: argparse.Namespace) -> Face:

@@ -93,6 +93,9 @@ def register(arch: str, opener: Opener) -> None:
     _KINDS[arch] = opener
 
 
+DRAFT_NAMES = (*_NAMED, AUTO)
+
+
 def known_drafts() -> str:
     """The known drafters, for the message about an unknown one."""
     kinds = ", ".join((*HEADS, *_KINDS))

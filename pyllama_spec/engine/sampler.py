@@ -56,7 +56,6 @@ class SamplerParams:
             nothing else is allowed, for example at the end of a grammar.
         ignore_eos: no end token comes at all, with the same exception.
         stop_token_ids: see min_tokens; the reader of the tokens ends the text there.
-        bad_words: texts that must not occur in the answer.
         thought_tags: the text that starts a thought, and the texts that may end it.
         thought_is_open: whether the prompt ends inside a thought.
         thought_budget: the most tokens in all thoughts of an answer; None for no limit.
@@ -97,7 +96,6 @@ class SamplerParams:
     min_tokens: int = option(0, low=0)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[str, ...] = ()
     thought_tags: tuple[str, ...] = ()
     thought_is_open: bool = False
     thought_budget: int | None = option(None, low=0)
@@ -257,7 +255,6 @@ class Sampler(Owner):
             setattr(raw, f"n_{name}", len(listed))
 
         texts("dry_breakers", params.dry_breakers)
-        texts("bad_words", params.bad_words)
         ids("stop_ids", params.stop_token_ids)
         raw.ignore_ends = params.ignore_eos
         if params.logit_bias:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -348,8 +349,8 @@ def _read(file: ZipFile, name: str) -> bytes:
     return file.read(info)
 
 
-def _about(file: ZipFile) -> dict[str, object]:
-    about: dict[str, object] = json.loads(_read(file, "about.json"))
+def _about(file: ZipFile) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(_read(file, "about.json"))
     return about
 
 
@@ -360,12 +361,9 @@ def _tokens(file: ZipFile) -> npt.NDArray[np.int32]:
 def _state_of(file: ZipFile) -> LlamaState:
     about, tokens = _about(file), tuple(_tokens(file).tolist())
     model, settings, n_decoded, n_given = (about[name] for name in _ABOUT)
-    if not isinstance(n_decoded, int) or not isinstance(settings, list):
-        raise TypeError("a count, and settings")
-    if n_given is not None and not isinstance(n_given, int):
-        raise TypeError("a count, or none")
-    if not 0 <= n_decoded <= len(tokens):
-        raise ValueError("more is decoded than there is")
+    is_sound = isinstance(n_given, int | None) and isinstance(n_decoded, int)
+    if not is_sound or not isinstance(settings, list) or not 0 <= n_decoded <= len(tokens):
+        raise ValueError("its settings or counts are damaged")
     drafter = _read(file, "drafter") if "drafter" in file.namelist() else None
     pairs = tuple((str(name), str(value)) for name, value in settings)
     return LlamaState(

@@ -27,7 +27,6 @@ from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, warn
 from pyllama_spec.llama.open_options import ChatHandler
-from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions, stops_of
 
 # The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
@@ -64,8 +63,7 @@ class Chats:
         chat_template: str | None,
     ) -> None:
         self._model, self._n_ctx = model, n_ctx
-        # An error is kept as its words: an exception would keep its callers alive, the Llama too.
-        self._thought_tags: tuple[str, ...] | str | None = None
+        self._thought_tags: tuple[str, ...] | None = None
         has_own = model.chat_template() is not None
         self.name = chat_format or (_DEFAULT if has_own else "chatml")
         self._stops: tuple[str, ...] = ()  # beside the model's own end
@@ -247,14 +245,9 @@ class Chats:
     def thought_tags(self) -> tuple[str, ...]:
         """The tags of thoughts in the template's answers; () if it has none. Slow at first."""
         if self._thought_tags is None:
-            try:
-                with ChatParser(self._model, self.template().source) as parser:
-                    session = parser.begin({"messages": [{"role": "user", "content": "."}]})
-                self._thought_tags = session.thought_tags
-            except ArgumentError as error:  # as it would be each time
-                self._thought_tags = str(error)
-        if isinstance(self._thought_tags, str):
-            raise ArgumentError(problem=self._thought_tags)
+            with ChatParser(self._model, self.template().source) as parser:
+                session = parser.begin({"messages": [{"role": "user", "content": "."}]})
+            self._thought_tags = session.thought_tags
         return self._thought_tags
 
     # ---- lengths
@@ -288,21 +281,6 @@ def _begun_answer(prompt: str, messages: Sequence[Message], is_continued: bool) 
     before = before[:-1] if is_continued else before
     last = str(before[-1]["content"] or "").strip() if before else ""
     return prompt.rpartition(last)[2] if last else prompt
-
-
-def options_for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a handler gets although it may not know them."""
-    for name, one in options_of(RequestOptions).items():
-        value = None if one.in_handlers else more.get(name)
-        if value is not None and value != one.default:
-            raise UnsupportedError(
-                "is no option of the `chat_handler` of this Llama",
-                param=name,
-                value=value,
-                remedy="omit it",
-            )
-    limit = more.get("max_completion_tokens")
-    return {} if limit is None else {"max_tokens": limit}
 
 
 def _merged(own: Mapping[str, Any], reader: AnswerReader) -> RequestOptions:

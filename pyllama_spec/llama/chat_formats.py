@@ -108,10 +108,6 @@ _VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
     "helpful, detailed, and polite answers to the user's questions."
 )
-_SNOOZY = (
-    "The prompt below is a question to answer, a task to complete, or a conversation to respond "
-    "to; decide which and write an appropriate response."
-)
 _HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
 
 FORMATS: dict[str, NamedFormat] = {
@@ -140,56 +136,11 @@ FORMATS: dict[str, NamedFormat] = {
             "USER:", "ASSISTANT:", head=_VICUNA + " ", between=" ", after=" ", after_answer="</s>"
         )
     ),
-    "oasst_llama": NamedFormat(
-        _turns(
-            "<|prompter|>", "<|assistant|>", after="</s>",
-            head="[INST] <<SYS>>\n{system}\n<</SYS>>\n\n",
-        )
-    ),
-    "baichuan-2": NamedFormat(_turns("<reserved_106>", "<reserved_107>", head="{system}")),
-    "baichuan": NamedFormat(_turns("<reserved_102>", "<reserved_103>", head="{system}")),
-    "redpajama-incite": NamedFormat(
-        _turns("<human>:", "<bot>:", head="{system}\n", between=" ", after="\n"), ("<human>",)
-    ),
-    "snoozy": NamedFormat(
-        _turns(
-            "### Prompt:", "### Response:", head="{system}\n", between=" ", after="\n",
-            default_system=_SNOOZY,
-        ), ("###",),
-    ),
-    "phind": NamedFormat(
-        _turns(
-            "### User Message:", "### Assistant:", between=" ", after="\n\n",
-            head="### System Prompt\nYou are an intelligent programming assistant.\n\n",
-        )
-    ),
-    "intel": NamedFormat(
-        _turns(
-            "### User::", "### Assistant::", head="### System:\n{system}\n", between=" ", after="\n"
-        )
-    ),
-    "open-orca": NamedFormat(
-        _turns(
-            "User:", "Assistant:", head="{system}<|end_of_turn|>\n", between=" ",
-            after="<|end_of_turn|>\n", end_between=" ",
-        ), ("User",),
-    ),
-    "mistrallite": NamedFormat(
-        _turns(
-            "<|prompter|>", "</s>\n<|assistant|>", head="<|system|>{system}</s>", after=" "
-        )
-    ),
     "zephyr": NamedFormat(
         _turns(
             "<|user|>\n", "<|assistant|>\n", head="<|system|>\n{system}</s>\n", between="\n",
             after="</s>\n", end_between="\n",
         ), ("</s>",),
-    ),
-    "pygmalion": NamedFormat(
-        _turns(
-            "<|user|>", "<|model|>", head="<|system|>{system}\n\n", between="\n", after="\n\n",
-            end_between="\n",
-        ), ("\n",),
     ),
     "chatml": NamedFormat(
         _turns(
@@ -198,20 +149,12 @@ FORMATS: dict[str, NamedFormat] = {
         ), ("<|im_end|>",),
     ),
     "mistral-instruct": NamedFormat(_MISTRAL, ("</s>",)),
-    "chatglm3": NamedFormat(
-        _turns("<|user|>", "<|assistant|>", head="<|system|>\n{system}", between="\n "), ("</s>",)
-    ),
     "openchat": NamedFormat(
         _turns(
             "GPT4 Correct User: ", "<|end_of_turn|>GPT4 Correct Assistant: ", between="\n",
             head="{system}<|end_of_turn|><|end_of_turn|>\n", after="<|end_of_turn|>\n",
             end_between="\n",
         ), ("<|end_of_turn|>",),
-    ),
-    "saiga": NamedFormat(
-        _turns(
-            "<s>user\n", "<s>bot\n", system="<s>system\n", after="</s>", end="<s>bot"
-        )
     ),
     "gemma": NamedFormat(
         _turns(
@@ -226,8 +169,15 @@ _REFUSED = {
         ("functionary", "functionary-v1", "functionary-v2"),
         "leave chat_format out: calls are read by the template of the model's file",
     ),
-    "openbuddy": "its system message is part of the form; give it as chat_template=",
-}
+    **dict.fromkeys(
+        (
+            "baichuan", "baichuan-2", "chatglm3", "intel", "mistrallite", "oasst_llama",
+            "open-orca", "openbuddy", "phind", "pygmalion", "redpajama-incite", "saiga", "snoozy",
+        ),
+        "leave chat_format out for the template of the model's file, or give its turns as "
+        "chat_template",
+    ),
+}  # fmt: skip
 # Handlers that programs have registered, by name.
 HANDLERS: dict[str, ChatHandler] = {}
 

@@ -16,7 +16,6 @@ from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
-    ClosedError,
     ContextFullError,
     EngineError,
     OutOfMemoryError,
@@ -25,12 +24,11 @@ from pyllama_spec.errors import (
     UnsupportedError,
     warn,
 )
+from pyllama_spec.llama.open_options import MAX_SEQUENCES
 from pyllama_spec.requests.runner import Runner
 
 # A text, or its ids.
 Text = str | Sequence[int]
-# The engine's LLAMA_MAX_SEQ.
-_MAX_SEQUENCES = 256
 
 
 class Embeddings:
@@ -75,9 +73,6 @@ class Embeddings:
             raise
 
     def _check(self) -> None:
-        model = self._model
-        if model.is_closed:
-            raise ClosedError(f"the model {model.path} is closed; load it again")
         if not self._is_wanted:
             raise UnsupportedError(
                 "this model was opened without embeddings",
@@ -99,7 +94,7 @@ class Embeddings:
     def _open(self) -> Context:
         model, params = self._model, self._params
         n_ctx = params.n_ctx or model.info.n_ctx_train
-        n_together = min(params.n_batch, n_ctx, _MAX_SEQUENCES) if model.is_on_gpu else 1
+        n_together = min(params.n_batch, n_ctx, MAX_SEQUENCES) if model.is_on_gpu else 1
         # An encoder takes a batch in one piece, and every token of it gives a row.
         try:
             return Context(

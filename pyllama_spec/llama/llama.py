@@ -64,7 +64,6 @@ from pyllama_spec.errors import (
 from pyllama_spec.llama.caches import BaseLlamaCache, cached
 from pyllama_spec.llama.chat_completion import (
     Chats,
-    options_for_handler,
     registered_handler,
 )
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
@@ -100,7 +99,6 @@ from pyllama_spec.llama.responses import (
     TextChoice,
     answering_model,
     check_stream,
-    new_id,
 )
 from pyllama_spec.requests.options import (
     MAX_LOGPROBS,
@@ -110,7 +108,7 @@ from pyllama_spec.requests.options import (
 )
 from pyllama_spec.requests.run import GenerationRecord, Piece, Run
 from pyllama_spec.requests.runner import Runtime
-from pyllama_spec.requests.stream import Stream
+from pyllama_spec.requests.stream import Stream, new_id
 from pyllama_spec.speculative import SequenceState, make_controller
 from pyllama_spec.speculative.sequence import Adapters, n_common
 
@@ -304,9 +302,8 @@ class Llama(Closeable):
 
     With n_parallel=1 one request at a time is computed, by the thread that reads it. With more,
     that many requests and open streams are computed at once, by a thread of their own. Each gets
-    the text that it would get alone. Further requests are queued; a stream that nobody reads is set
-    aside for them, and resumes once it is read. In an event loop acreate_completion() and
-    acreate_chat_completion() never block.
+    the text that it would get alone. Further requests are queued. In an event loop
+    acreate_completion() and acreate_chat_completion() never block.
 
     Numbers of llama-cpp-python's constants are accepted instead of names. Keywords without effect
     here (logits_all without eval(), numa, no_perf, lora_base ...) are accepted; an unknown keyword
@@ -386,7 +383,14 @@ class Llama(Closeable):
         return _opened_again, (type(self), self._opened_with.keywords())
 
     def __repr__(self) -> str:
-        return self._opened.describe(type(self).__name__)
+        name, runtime = f"{type(self).__name__} of {self.model!r}", self._opened.generating
+        if self.model.is_closed or runtime is None:
+            return f"<{name}>"
+        drafter, n_ctx = runtime.round.drafter, runtime.context.n_ctx_seq
+        draft = "no draft" if drafter.name == "none" else f"draft {drafter!r}"
+        if drafter.name != "none" and not runtime.round.max_draft:
+            draft += f" disabled by {runtime.round.max_draft_reason}"
+        return f"<{name}, n_ctx={n_ctx}, n_parallel={self.n_parallel}, {draft}>"
 
     def __getattr__(self, name: str) -> Any:
         # Found here and nowhere else: what Llama() was given.
@@ -664,11 +668,13 @@ class Llama(Closeable):
             PyllamaSpecError: whatever Stream raises.
         """
         if self.chat_handler is not None:
-            theirs = {name: options.pop(name) for name in CHAT if name in options}
+            # What theirs do not have is given only if the caller does.
+            theirs = {name: options[name] for name in options if name in CHAT or options[name]}
             # Handlers add to it what ends an answer in their form.
             if isinstance(theirs["stop"], tuple):
                 theirs["stop"] = list(theirs["stop"])
-            theirs |= options_for_handler(options)
+            if (limit := theirs.pop("max_completion_tokens", None)) is not None:
+                theirs["max_tokens"] = limit
             answer: Response | Stream[Response] = self.chat_handler(
                 llama=self, messages=messages, functions=functions, function_call=function_call,
                 tools=tools, tool_choice=tool_choice, stream=check_stream(stream), model=model,

@@ -66,8 +66,6 @@ from pyllama_spec.terminal import ProgressBar
 
 Logits = npt.NDArray[np.float32]
 _WITH_TARGET = "open the target as `model_path`, and give this file as `draft`"
-# The engine's LLAMA_MAX_SEQ.
-_MAX_PARALLEL = 256
 # Told how far it is, 0.0 to 1.0, while a file is loaded in this context; what it raises ends that.
 WATCH: ContextVar[Progress | None] = ContextVar("WATCH", default=None)
 # The model of a with_adapters() block, and the adapters of its requests.
@@ -89,29 +87,20 @@ def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None
 
 def check_target(model: Model) -> None:
     """Refuses models that cannot generate text alone."""
-    info, name = model.info, model.path.name
+    info, why, remedy, setup = model.info, "", "", ""
     if info.is_head_alone:
-        raise UnsupportedError(
-            f"{name} holds an MTP head of kind {info.arch!r} alone: it needs its target",
-            remedy=_WITH_TARGET,
-        )
-    if info.n_target_layers or is_draft(info.arch):
-        raise UnsupportedError(
-            f"{name} is a draft of kind {info.arch!r}: it needs its target", remedy=_WITH_TARGET
-        )
-    if model.is_encoder:
-        raise UnsupportedError(
-            f"{name} ({info.arch}) is an encoder: it does not generate text",
-            setup="`embedding=True` gives its embeddings",
-        )
-    if info.has_encoder:
-        raise UnsupportedError(
-            f"{name} ({info.arch}) has an encoder; only decoders are supported by this version"
-        )
-    if info.is_diffusion:
-        raise UnsupportedError(
-            f"{name} ({info.arch}) is a diffusion model; those are not supported by this version"
-        )
+        why, remedy = "holds an MTP head alone: it needs its target", _WITH_TARGET
+    elif info.n_target_layers or is_draft(info.arch):
+        why, remedy = "is a draft: it needs its target", _WITH_TARGET
+    elif model.is_encoder:
+        why = "is an encoder: it does not generate text"
+        setup = "`embedding=True` gives its embeddings"
+    elif info.has_encoder:
+        why = "has an encoder; only decoders are supported by this version"
+    elif info.is_diffusion:
+        why = "is a diffusion model; those are not supported by this version"
+    if why:
+        raise UnsupportedError(f"{model.path.name} ({info.arch}) {why}", remedy=remedy, setup=setup)
 
 
 def why_not_generating(model: Model, vocab_only: bool, embedding: bool) -> str:
@@ -137,23 +126,11 @@ def open_model(options: OpenOptions, *, load_mtp: bool = False) -> Model:
     )  # fmt: skip
 
 
-def check_parallel(n_parallel: object, params: ContextParams) -> None:
-    """Refuses more parallel requests than the engine allows."""
-    n = count(n_parallel, "n_parallel", 1, _MAX_PARALLEL)
-    if n > params.n_batch:
-        raise ArgumentError(
-            "n_parallel",
-            n,
-            f"at most `n_batch={params.n_batch}`: a round takes a token of each request",
-        )
-
-
 def check_options(options: OpenOptions) -> None:
     """Checks all options that need no file, before a file is opened."""
     options.check()
     controller = make_controller(options.controller, options.p_min)
-    check_parallel(options.n_parallel, options.context_params())
-    check_seed(options.seed)
+    options.context_params()
     check_arguments(**options.model_arguments())
     check_form(options.chat_format, options.chat_template)
     drafts = options.draft_options(progress=None, is_adaptive=controller.wants_costs)
@@ -412,17 +389,6 @@ class OpenModel(Closeable):
         if self.generating is None:
             raise UnsupportedError(self._why_not)
         return self.generating
-
-    def describe(self, name: str) -> str:
-        """The repr of the model's owner, under a class name."""
-        if self.model.is_closed or self.generating is None:
-            return f"<{name} of {self.model!r}>"
-        round_, n_ctx = self.generating.round, self.generating.context.n_ctx_seq
-        draft = "no draft" if round_.drafter.name == "none" else f"draft {round_.drafter!r}"
-        if draft != "no draft" and not round_.max_draft:
-            draft += f" disabled by {round_.max_draft_reason}"
-        n = self.generating.context.n_seq_max
-        return f"<{name} of {self.model!r}, n_ctx={n_ctx}, n_parallel={n}, {draft}>"
 
     @property
     def memory_bytes(self) -> int:

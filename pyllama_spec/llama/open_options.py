@@ -24,7 +24,7 @@ from pyllama_spec.engine.overrides import Override
 from pyllama_spec.engine.system import memory_bytes
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown, warn
 from pyllama_spec.options import option, options_of, typed_values
-from pyllama_spec.requests.options import ACCEPTANCE, Acceptance
+from pyllama_spec.requests.options import ACCEPTANCE, Acceptance, check_seed
 from pyllama_spec.speculative import ControllerChoice
 from pyllama_spec.speculative.controller.profit import NAMES
 
@@ -37,6 +37,8 @@ SPLIT_MODES = ("none", "layer", "row", "tensor")
 KV_TYPES = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 30: "bf16",
 }  # fmt: skip
+# The engine's LLAMA_MAX_SEQ.
+MAX_SEQUENCES = 256
 # What copies of past prompts may take where nothing is said.
 _STORE_BYTES = 2 << 30
 # Keywords that a Llama has no attribute for: they are used up while it is opened.
@@ -146,8 +148,8 @@ class OpenOptions:
             ties of a text may round otherwise without it.
         n_parallel: how many requests are computed at once. The KV cache is that many times as
             large.
-        max_waiting: the most requests that may wait for a place or, set aside, for their reader;
-            one more is a QueueFullError at once. None for no limit.
+        max_waiting: the most requests that may wait for a place; one more is a QueueFullError at
+            once. None for no limit.
         chat_template: Jinja text instead of the file's.
         prefix_cache_bytes: the most memory for copies of what past requests have read, so that a
             prompt with the same beginning need not read it again. None for 2 GiB, and no more than
@@ -179,7 +181,7 @@ class OpenOptions:
     kv_overrides: Mapping[str, Override] | None = option(
         None, part="model", read=typed_values, is_repeated=True, server="--override-kv"
     )
-    seed: int | None = None
+    seed: int | None = option(None, check=check_seed)
     n_ctx: int | None = option(
         512, part="context", is_0_none=True, cli="-c --n-ctx", cli_default=4096, group="draft",
         help="context length", server="-c --ctx-size", variable="ARG_CTX_SIZE",
@@ -315,7 +317,7 @@ class OpenOptions:
     )
     repack: bool = option(True, part="model")
     n_parallel: int = option(
-        1, cli="--parallel", cli_default=4, metavar="N", group="served",
+        1, low=1, high=MAX_SEQUENCES, cli="--parallel", cli_default=4, metavar="N", group="served",
         help="requests computed in parallel; the KV cache grows in proportion",
         server="-np --parallel", variable="ARG_N_PARALLEL",
     )
@@ -393,6 +395,11 @@ class OpenOptions:
                 value=self.tokenizer,
                 remedy="leave it out",
             )
+        if integer(self.n_parallel, "n_parallel") > self.n_batch:
+            raise ArgumentError(
+                "n_parallel", self.n_parallel, f"at most `n_batch={self.n_batch}`: a round takes a "
+                "token of each request",
+            )  # fmt: skip
         if self.flash_attn is False and self.meant("split_mode") == "tensor":
             raise ArgumentError(
                 "split_mode", "tensor", problem="needs flash attention, and `flash_attn` is off",

@@ -6,7 +6,6 @@ of records. Of parsed answers tool calls and reasoning are apart.
 
 from __future__ import annotations
 
-import string
 import time
 from collections.abc import Sequence
 from enum import Enum
@@ -23,13 +22,6 @@ from pyllama_spec.requests.run import GenerationRecord, Piece, TokenLogprob, usa
 from pyllama_spec.speculative import SpeculationStats
 
 Response = dict[str, Any]
-
-
-def new_id(prefix: str) -> str:
-    """A unique name of an answer."""
-    import uuid  # not needed to open a model
-
-    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 def answering_model(path: str, model: str | None) -> str:
@@ -176,21 +168,12 @@ class ChatChoice(_Sent):
         return {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
 
 
-# Nine letters and digits: templates in Mistral's way take no other id in a later turn.
-_ID_CHARS = string.ascii_letters + string.digits
-_ID_LENGTH = 9
-
-
 def _made_id(answer_id: str, i: int) -> str:
     """The id of an answer's i-th call, equal in a stream and in the whole answer."""
     import hashlib  # loads a library of its own
 
-    number = int.from_bytes(hashlib.blake2b(f"{answer_id}/{i}".encode()).digest(), "little")
-    chars = []
-    for _ in range(_ID_LENGTH):
-        number, at = divmod(number, len(_ID_CHARS))
-        chars.append(_ID_CHARS[at])
-    return "".join(chars)
+    # Nine letters and digits: templates in Mistral's way take no other id in a later turn.
+    return hashlib.blake2b(f"{answer_id}/{i}".encode()).hexdigest()[:9]
 
 
 def _id(answer_id: str, calls: Sequence[Call], i: int) -> str:

@@ -168,38 +168,39 @@ def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _chat(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Turns a completion into a chat completion."""
-    choice = answer["choices"][0]
-    message = {"role": "assistant", "content": choice["text"]}
+    choices = [
+        {
+            "index": choice["index"], "message": {"role": "assistant", "content": choice["text"]},
+            "finish_reason": choice["finish_reason"],
+            "logprobs": _chat_logprobs(choice["logprobs"]),
+        }
+        for choice in answer["choices"]
+    ]  # fmt: skip
     return {
-        **answer, "id": f"chat{answer['id']}", "object": "chat.completion",
-        "choices": [
-            {
-                "index": 0, "message": message, "finish_reason": choice["finish_reason"],
-                "logprobs": _chat_logprobs(choice["logprobs"]),
-            }
-        ],
+        **answer, "id": f"chat{answer['id']}", "object": "chat.completion", "choices": choices,
     }  # fmt: skip
 
 
 def _chat_chunks(chunks: Iterator[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Turns the chunks of a completion into those of a chat completion."""
 
-    def made(chunk: Mapping[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
-        choice = chunk["choices"][0]
-        shown = {
-            "index": 0, "delta": delta, "finish_reason": choice["finish_reason"],
-            "logprobs": _chat_logprobs(choice["logprobs"]),
-        }  # fmt: skip
+    def made(chunk: Mapping[str, Any], delta: dict[str, Any] | None = None) -> dict[str, Any]:
+        choices = [
+            {
+                "index": one["index"], "finish_reason": one["finish_reason"],
+                "delta": delta or ({} if one["finish_reason"] else {"content": one["text"]}),
+                "logprobs": _chat_logprobs(one["logprobs"]),
+            }
+            for one in chunk["choices"]
+        ]  # fmt: skip
         own = {"id": f"chat{chunk['id']}", "object": "chat.completion.chunk"}
-        return {**chunk, **own, "choices": [shown]}
+        return {**chunk, **own, "choices": choices}
 
     for i, chunk in enumerate(chunks):
-        choice = chunk["choices"][0]
         if i == 0:
-            first = {**choice, "finish_reason": None, "logprobs": None}
-            yield made({**chunk, "choices": [first]}, {"role": "assistant"})
-        is_end = choice["finish_reason"] is not None
-        yield made(chunk, {} if is_end else {"content": choice["text"]})
+            begun = [{**one, "finish_reason": None, "logprobs": None} for one in chunk["choices"]]
+            yield made({**chunk, "choices": begun}, {"role": "assistant"})
+        yield made(chunk)
 
 
 def register_chat_format(name: str) -> Callable[[ChatFormatter], ChatFormatter]:
@@ -235,13 +236,7 @@ class LlamaChatCompletionHandlerRegistry:
                 f"chat format {name!r} is unknown; known are "
                 f"{', '.join(sorted({*FORMATS, *HANDLERS}))}"
             )
-        form = FORMATS[name]
-        template = ChatTemplate(form.source)
-
-        def formatter(*, messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
-            return ChatFormatterResponse(template.render(messages).text, list(form.stop))
-
-        return chat_formatter_to_chat_completion_handler(formatter)
+        return chat_formatter_to_chat_completion_handler(_named(name))
 
 
 def get_chat_completion_handler(name: str) -> ChatHandler:
@@ -286,12 +281,12 @@ def guess_chat_format_from_gguf_metadata(metadata: Mapping[str, str]) -> str | N
     return "chatml" if metadata.get("tokenizer.chat_template") == CHATML_CHAT_TEMPLATE else None
 
 
-def _named(name: str) -> Callable[..., ChatFormatterResponse]:
+def _named(name: str) -> ChatFormatter:
+    form = FORMATS[name]
+
     def formatter(messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
-        form = FORMATS[name]
-        stop = list(form.stop)
         text = ChatTemplate(form.source).render(messages).text
-        return ChatFormatterResponse(text, stop[0] if len(stop) == 1 else stop or None)
+        return ChatFormatterResponse(text, form.stop[0] if form.stop else None)
 
     formatter.__name__ = name
     return formatter
@@ -300,13 +295,7 @@ def _named(name: str) -> Callable[..., ChatFormatterResponse]:
 format_llama2, format_llama3 = _named("llama-2"), _named("llama-3")
 format_chatml, format_mistral_instruct = _named("chatml"), _named("mistral-instruct")
 format_alpaca, format_qwen, format_zephyr = _named("alpaca"), _named("qwen"), _named("zephyr")
-format_gemma, format_openchat, format_saiga = _named("gemma"), _named("openchat"), _named("saiga")
-format_chatglm3, format_phind, format_snoozy = _named("chatglm3"), _named("phind"), _named("snoozy")
-format_baichuan, format_baichuan2 = _named("baichuan"), _named("baichuan-2")
-format_intel, format_open_orca = _named("intel"), _named("open-orca")
-format_mistrallite, format_pygmalion = _named("mistrallite"), _named("pygmalion")
-format_oasst_llama, format_redpajama_incite = _named("oasst_llama"), _named("redpajama-incite")
-format = _named("vicuna")
+format_gemma, format_openchat, format = _named("gemma"), _named("openchat"), _named("vicuna")
 
 
 class Llava15ChatHandler:

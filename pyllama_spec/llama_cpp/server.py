@@ -196,10 +196,8 @@ def _file(path: str) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise ArgumentError("config_file", Path(path), problem=f"cannot be read: {error}") from None
     models = whole.get("models") if isinstance(whole, dict) else None
-    if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
-        raise ArgumentError("config_file", Path(path), "a list of models")
-    if not models:
-        raise ArgumentError("config_file", Path(path), "at least one model in its list")
+    if not models or not isinstance(models, list) or not all(isinstance(m, dict) for m in models):
+        raise ArgumentError("config_file", Path(path), "a list of models, of one at least")
     of_all = {name: value for name, value in whole.items() if name != "models"}
     return [_checked({**of_all, **one}, path) for one in models]
 

@@ -71,20 +71,14 @@ def _texts(value: object, name: str) -> tuple[str, ...]:
     """One text or several, none of them empty: every text contains that."""
     texts = (value,) if isinstance(value, str) else _as_tuple(value, name)
     for one in texts:
-        if not isinstance(one, str) or not one:
+        if not text(one, name):
             raise ArgumentError(name, one, "strings that are not empty")
-        if not one.isascii() and any("\ud800" <= char <= "\udfff" for char in one):
-            raise ArgumentError(name, one, problem="holds half of a character: no text has it")
     return texts
 
 
 def stops_of(stop: str | Sequence[str] | None) -> list[str]:
     """One stop string, several or none as a list."""
     return [stop] if isinstance(stop, str) else list(stop or ())
-
-
-def _words(value: object, name: str) -> tuple[str, ...]:
-    return tuple(text(one, name) for one in _texts(value, name))
 
 
 def _ids(value: object, name: str) -> tuple[int, ...]:
@@ -164,8 +158,6 @@ class RequestOptions:
         stop_token_ids: ids that end it too. `stop_reason` of a choice is the string or the id that
             did; None for the model's own end or a limit.
         include_stop_str_in_output: leave the string, or the token, at the text's end.
-        bad_words: texts that never occur in the answer, not even inside longer words; with a space
-            before it, one bars only words that begin with it. Case-sensitive.
         repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off.
         penalize_prompt: whether they, and DRY, see the prompt too; None: only DRY does.
         penalty_last_n: how many past tokens the penalties see; -1 for all, None for the model's
@@ -300,13 +292,12 @@ class RequestOptions:
         help="a string that ends the text",
         server="-r --reverse-prompt", most=64,
     )
-    stop_token_ids: Sequence[int] = option((), check=_ids, most=10_000, in_handlers=False)
-    include_stop_str_in_output: bool = option(False, in_handlers=False)
-    bad_words: str | Sequence[str] = option((), check=_words, most=1024, in_handlers=False)
-    ignore_eos: bool = option(False, server="--ignore-eos", in_handlers=False)
-    n: int = option(1, low=1, high=MAX_CHOICES, in_handlers=False)
+    stop_token_ids: Sequence[int] = option((), check=_ids, most=10_000)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = option(False, server="--ignore-eos")
+    n: int = option(1, low=1, high=MAX_CHOICES)
     max_completion_tokens: int | None = None
-    min_tokens: int = option(0, low=0, in_handlers=False)
+    min_tokens: int = option(0, low=0)
     grammar: Any = option(None, server="--grammar")
     response_format: Mapping[str, Any] | None = None
     logprobs: int | None = option(None, low=0, high=MAX_LOGPROBS, body="")
@@ -317,30 +308,26 @@ class RequestOptions:
     stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = option(
         None, check=_functions, body=""
     )
-    thinking_token_budget: int | None = option(None, low=-1, in_handlers=False)
+    thinking_token_budget: int | None = option(None, low=-1)
     reasoning_effort: str | None = option(
-        None, choices=EFFORTS, of_chats=True, in_handlers=False,
-        server="--reasoning-effort", variable="ARG_REASONING_EFFORT",
+        None, choices=EFFORTS, of_chats=True, server="--reasoning-effort",
+        variable="ARG_REASONING_EFFORT",
     )
-    continue_final_message: bool | None = option(None, of_chats=True, in_handlers=False)
+    continue_final_message: bool | None = option(None, of_chats=True)
     add_generation_prompt: bool | None = option(None, of_chats=True)
-    return_token_ids: bool = option(False, in_handlers=False)
-    return_token_sources: bool = option(False, body="", in_handlers=False)
-    stream_options: Mapping[str, Any] | None = option(
-        None, check=_stream_options, body="", in_handlers=False
-    )
+    return_token_ids: bool = False
+    return_token_sources: bool = option(False, body="")
+    stream_options: Mapping[str, Any] | None = option(None, check=_stream_options, body="")
     user: str | None = None
-    remember: bool = option(True, in_handlers=False)
+    remember: bool = True
     context_shift: bool = option(
-        False, in_handlers=False, server="--context-shift", variable="ARG_CONTEXT_SHIFT",
+        False, server="--context-shift", variable="ARG_CONTEXT_SHIFT",
         server_off="--no-context-shift", variable_off="ARG_NO_CONTEXT_SHIFT",
     )
     n_keep: int = option(0, low=-1, server="--keep")
-    n_draft: int | None = option(None, low=0, body="", in_handlers=False)
+    n_draft: int | None = option(None, low=0, body="")
     prediction: str | None = option(None, body="")
-    acceptance: Acceptance | None = option(
-        None, choices=ACCEPTANCE, body="", in_handlers=False
-    )
+    acceptance: Acceptance | None = option(None, choices=ACCEPTANCE, body="")
     # What chats and grammars set.
     grammar_triggers: tuple[str, ...] = option((), body="")
     grammar_trigger_tokens: tuple[int, ...] = option((), body="")
@@ -362,7 +349,8 @@ class RequestOptions:
         if self.thinking_token_budget == -1:
             self._set("thinking_token_budget", None)
         self._check_pairs()
-        self._set("grammar", form_of(self.grammar, self.response_format))
+        if self.grammar is not None or self.response_format is not None:
+            self._set("grammar", form_of(self.grammar, self.response_format))
         self.sampler_params()  # checked before the request by its own rules
 
     def _check_pairs(self) -> None:
@@ -404,7 +392,7 @@ class RequestOptions:
         Raises:
             UnknownKeywordError: there is no such keyword; the message names similar ones.
         """
-        known = list(options_of(cls))
+        known = options_of(cls)
         for name in keywords:
             if name not in known:
                 longer = [one for one in known if len(name) > 3 and one.startswith(name)]

@@ -2,8 +2,8 @@
 
 A Detokenizer turns tokens into Pieces: whole characters, without stop strings.
 
-A run lives from the call to the reading of its last piece: it waits in line, has a sequence or is
-set aside, turns the tokens of each round into pieces, and ends.
+A run lives from the call to the reading of its last piece: it waits in line, has a sequence, turns
+the tokens of each round into pieces, and ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import (
     Adapters,
     Round,
-    SavedSequence,
     SequenceRun,
     SequenceState,
     SpeculationStats,
@@ -158,7 +157,7 @@ class ProcessedSampler(StepSampler):
         self._sampler.accept(token, generated=generated)
 
 
-Stage = Literal["new", "queued", "reading", "generating", "aside", "ended"]
+Stage = Literal["new", "queued", "reading", "generating", "ended"]
 # The source of a token that was not drafted.
 TARGET = "target"
 
@@ -342,9 +341,8 @@ class RequestStatus:
     """The state of a request.
 
     Attributes:
-        stage: "new" before it is read or started; "queued" while it waits for a place, the first
-            time or after it was set aside; "reading" its prompt; "generating"; "aside" while nobody
-            reads it and others have its place; "ended".
+        stage: "new" before it is read or started; "queued" while it waits for a place; "reading"
+            its prompt; "generating"; "ended".
         queue_position: the number of requests before it in line; None if it is not in line.
         n_prompt, n_read: the number of tokens of its prompt, and of those that the model has read.
         n_cached: the number of those of n_read that were in memory.
@@ -474,22 +472,16 @@ class Run:
         self.is_inline = False
         # How many pieces it may be ahead of its reader; None for a text that is read as a whole.
         self.max_ahead: int | None = None
-        self.reader = 0  # the thread that read it last
         # When it has to have ended, by time.monotonic(); None for never.
         self.deadline = None if options.timeout_s is None else monotonic() + options.timeout_s
         # Called when `ready` is notified, for a reader that does not wait; it must not wait either.
         self.wake: Callable[[], None] | None = None
         self.pieces: deque[Piece] = deque()  # computed and not read
         self.state: SequenceState | None = None  # None without a place
-        self.saved: SavedSequence | None = None  # to continue while others have its place
-        # Since when it waits for its reader, by time.monotonic(); None while it is to be computed.
-        self.unread_since: float | None = None
         self.finish: str | None = None
         self.error: BaseException | None = None
         self.reason: CancelledError | None = None  # in place of a plain CancelledError
         self.is_cancelled = False
-        # Whether it keeps its place though nobody reads it, since it could not be copied.
-        self.is_pinned = False
         self._n_read = -1  # prompt tokens that were read, once it has ended
         # ---- its text
         self.before: Callable[[SequenceState], None] | None = None
@@ -497,7 +489,7 @@ class Run:
         self.sequence: SequenceRun | None = None
         self.end_token: int | None = None
         self._stop_reason: str | int | None = None
-        self._n_shifts = self._n_cached = self._n_delivered = 0
+        self._n_delivered = 0
         self._sources: list[str] = []  # of each token, with those of the last round after the end
         # The tokens before the last context shift.
         self._past: list[int] = []
@@ -540,18 +532,6 @@ class Run:
         """Whether the request ended, with or without an error."""
         return self.finish is not None or self.error is not None
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the request waits for its reader."""
-        return self.unread_since is not None and not self.is_cancelled
-
-    @property
-    def has_caught_up(self) -> bool:
-        """Whether the reader has read enough for the request to compute more."""
-        if self.is_inline or self.max_ahead is None:
-            return not self.pieces
-        return 2 * len(self.pieces) <= self.max_ahead
-
     def notify(self) -> None:
         """Notifies the reader."""
         if self.ready is not None:
@@ -562,43 +542,34 @@ class Run:
     def status(self, queue_position: int | None) -> RequestStatus:
         """The state of the request, for a queue position."""
         run, n_prompt, n_generated = self.sequence, len(self.request.prompt), self.n_generated
-        stage: Stage = "aside"
+        stage: Stage = "generating" if n_generated else "reading"
         if self.is_over:
             stage = "ended"
         elif self.number < 0:
             stage = "new"
         elif queue_position is not None:
             stage = "queued"
-        elif self.state is not None:
-            stage = "generating" if n_generated else "reading"
         n_read = self._n_read
         if run is not None and n_read < 0:
             n_read = n_prompt if n_generated else min(run.state.n_decoded, n_prompt)
         n_read = max(n_read, 0)
-        n_cached = min(self.n_cached, n_read)  # it may begin just now
+        is_first = run is not None and not self.record.n_shifts
+        n_cached = run.n_cached if is_first and run else self.record.n_cached
+        n_cached = min(n_cached, n_read)  # it may begin just now
         return RequestStatus(stage, queue_position, n_prompt, n_read, n_cached, n_generated)
 
     # ---- its rounds
-
-    @property
-    def stats(self) -> SpeculationStats:
-        """The statistics so far."""
-        return SpeculationStats() if self.sequence is None else self.sequence.stats
 
     @property
     def n_generated(self) -> int:
         """The number of tokens generated so far."""
         return len(self._past) + (0 if self.sequence is None else self.sequence.n_generated)
 
-    @property
-    def n_cached(self) -> int:
-        """The number of prompt tokens that were not decoded again."""
-        is_first = self.sequence is not None and not self._n_shifts
-        return self.sequence.n_cached if is_first and self.sequence else self._n_cached
-
-    def begin(self, round_: Round, state: SequenceState, loaded: Timing) -> None:
-        """Moves a sequence to the start of the prompt, and shows the prompt to the penalties."""
+    def begin(self, round_: Round, loaded: Timing) -> SequenceRun:
+        """Moves its sequence to the start of the prompt, and shows the prompt to the penalties."""
         prompt, options, n_ctx = self.request.prompt, self.options, self._context.n_ctx_seq
+        state = self.state
+        assert state is not None
         if len(prompt) >= n_ctx:
             raise ContextFullError.of_prompt(len(prompt), n_ctx)
         n_history = self._sampler.params.n_history if options.sees_prompt else 0
@@ -612,10 +583,11 @@ class Run:
         self._round = round_
         if self.before is not None:
             self.before(state)
-        self._begin(
+        self.record.timing = replace(loaded, queue_s=perf_counter() - self._asked_s)
+        return self._begin(
             SequenceRun(
                 state, prompt, sampler, self._max_tokens, self._observer,
-                timing=replace(loaded, queue_s=perf_counter() - self._asked_s),
+                stats=self.record.stats, timing=self.record.timing,
                 adapters=self.request.adapters, media=self.request.media,
                 max_draft=options.n_draft,
                 remember=options.remember, user=options.user or "",
@@ -623,13 +595,14 @@ class Run:
             )
         )  # fmt: skip
 
-    def _begin(self, run: SequenceRun) -> None:
+    def _begin(self, run: SequenceRun) -> SequenceRun:
         assert self._round is not None
         run.stats.why_exact = self._why_exact
         if self._sampler.params.grammar is not None:
             run.forced = self._forced
         self._round.begin(run)
         self.sequence = run
+        return run
 
     def _shift(self) -> None:
         """Shifts a full context: drops the older half of the tokens that may be dropped.
@@ -646,16 +619,14 @@ class Run:
         n_keep = min(max(n_keep, n_bos), len(tokens) // 2)
         n_forgotten = max((len(tokens) - n_keep) // 2, 1)
         self._past += tokens[len(run.prompt) :][: run.n_generated]
-        self._n_cached = self.n_cached
-        self._n_shifts += 1
-        self._round.scheduler.pause(run)
+        self.record.n_shifts += 1
         self._begin(
             SequenceRun(
                 run.state, [*tokens[:n_keep], *tokens[n_keep + n_forgotten :]], run.sampler,
                 run.n_left, run.observe, stats=run.stats, timing=run.timing, adapters=run.adapters,
                 max_draft=run.max_draft, remember=run.remember, user=run.user,
                 prediction=run.prediction, rejection=self._rejection, noise=self._noise,
-                n_before=len(self._past), is_cancelled=run.is_cancelled,
+                is_cancelled=run.is_cancelled,
             )
         )  # fmt: skip
 
@@ -690,6 +661,8 @@ class Run:
         assert run is not None
         if not run.timing.first_token_s and step.tokens:
             run.timing.first_token_s = perf_counter() - self._asked_s
+        if not self.record.n_shifts:
+            self.record.n_cached = run.n_cached
         pieces, finish = self._take(step)
         if finish == "length" and step.error is None and self._may_shift():
             self._shift()
@@ -751,8 +724,6 @@ class Run:
         As without a draft its last token counts as not decoded yet. At the end of the text the
         memory has what the last round computed up to that end.
         """
-        if not self._n_delivered or self._n_shifts or piece.finish_reason is not None:
-            self.note_figures()  # most of them are counted on
         self._n_delivered += len(piece.tokens)
         if piece.finish_reason is not None:
             self.record.stop_reason = self._stop_reason
@@ -763,12 +734,6 @@ class Run:
         logprobs = () if self._observer is None else self._observer.logprobs
         self.record.add(piece, logprobs, self._sources)
         return piece
-
-    def note_figures(self) -> None:
-        """Gives the record the figures of now."""
-        if self.sequence is not None:
-            self.record.stats, self.record.timing = self.sequence.stats, self.sequence.timing
-            self.record.n_cached, self.record.n_shifts = self.n_cached, self._n_shifts
 
     def note_end(self) -> None:
         """Ends the text in memory where its last round ended it."""
@@ -801,7 +766,7 @@ class Run:
             self.attach_partial(error)
         self._n_read = self.status(None).n_read
         self.error, self.finish = error, finish
-        self.saved = self.before = self.after = None
+        self.before = self.after = None
         if self.sequence is not None:
             if self._tokens is None:
                 self._tokens = self._generated()

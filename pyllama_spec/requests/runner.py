@@ -1,21 +1,19 @@
 """Runs the requests of a model: one queue, and rounds over all placed requests.
 
 A context has a place for each of its sequences. Requests queue in the order of their age, get a
-place, and are computed side by side in rounds. With several places a thread of the runner computes
-them; it lives while it has work. With one place the reader of a request computes it, and the
-thread only computes requests that are read without waiting, as from an event loop.
+place, and are computed side by side in rounds, by a thread of the runner that lives while it has
+work. With one place, as long as nobody else waits, the reader of a request computes it itself.
 
-A place belongs to a request, and never to a thread. An unread stream pauses; if others need its
-place, its sequence is copied to the host's memory and the request is put aside. It continues from
-the copy, bit-equal, once its reader has caught up. These copies are bounded: without one the
-sequence is computed again. Any thread can end a request at any stage without waiting.
-An exception of a request's callback ends that request alone.
+A place belongs to a request, and never to a thread. A stream that nobody reads pauses; if others
+wait for its place, it is computed to its end. Any thread can end a request at any stage without
+waiting. An exception of a request's callback ends that request alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +21,6 @@ from dataclasses import dataclass
 from time import monotonic
 
 from pyllama_spec.engine import Context, Model, computing
-from pyllama_spec.engine.system import memory_bytes
 from pyllama_spec.errors import (
     BusyError,
     CancelledError,
@@ -35,10 +32,10 @@ from pyllama_spec.errors import (
     is_process_end,
 )
 from pyllama_spec.requests.run import Piece, RequestStatus, Run
-from pyllama_spec.speculative import Round, SavedSequence, SequenceState, Timing
+from pyllama_spec.speculative import Round, SequenceRun, SequenceState, Timing
 from pyllama_spec.speculative.sequence import n_common
 
-# How many pieces a stream may be ahead of its reader.
+# How many pieces a stream may be ahead of its reader while nobody waits for its place.
 _MAX_AHEAD = 64
 _CLOSED = "the model is closed; open it again"
 _CANCELLED = "the generation was cancelled"
@@ -47,14 +44,9 @@ _IN_CALLBACK = (
     "a callback of a running generation may not {what}: it would wait for itself; read the stream "
     "to its end or close() it before, or do it in another thread"
 )
-# How long an unread stream keeps a place that others wait for. Copying it away and
-# back takes about as long as computing some tokens, so that it is not done between two of them.
-_PATIENCE_S = 0.1
 # A stream may be collected as garbage by a thread that has checked and is about to wait, which then
 # misses the notification: it checks again.
 _RECHECK_S = 0.5
-# The limit of all suspended streams; less on a machine with less than eight times it.
-_COPIES_BYTES = 4 << 30
 _Outcome = tuple[Run, tuple[list[Piece], str | None, BaseException | None]]
 
 
@@ -63,31 +55,23 @@ def _wait(changed: threading.Condition, seconds: float | None = None) -> None:
 
 
 class Line:
-    """The queued, placed and suspended requests, and the places themselves."""
+    """The queued and placed requests, and the places themselves."""
 
     def __init__(self, n_places: int) -> None:
         self.n_places = n_places
         self.waiting: list[Run] = []  # oldest first
         self.placed: list[Run] = []
-        # Those that have begun, have no place and are not in line: nobody reads them.
-        self.aside: list[Run] = []
         # The sequences without a request, the one that was used last at the end.
         self.idle = [SequenceState(i) for i in range(n_places)]
         # How many callers want an idle sequence for themselves.
         self.n_visits = 0
-        # The maximum size of the copies of requests that were set aside.
-        self.max_copies_bytes = min(_COPIES_BYTES, memory_bytes() // 8)
         self._n_runs = 0
         # The last request that each sequence served, if none came since.
         self._served: dict[int, Run] = {}
 
     def everyone(self) -> list[Run]:
         """All requests that have not ended."""
-        return [*self.waiting, *self.placed, *self.aside]
-
-    def begun(self) -> list[Run]:
-        """The requests that have or had a place."""
-        return [*self.placed, *self.aside, *(run for run in self.waiting if run.saved is not None)]
+        return [*self.waiting, *self.placed]
 
     def enter(self, run: Run) -> None:
         """Queues a new request."""
@@ -95,16 +79,9 @@ class Line:
         self._n_runs += 1
         self.waiting.append(run)
 
-    def return_to(self, run: Run) -> None:
-        """Queues a suspended request again, at the position of its age."""
-        if run in self.aside and run.has_caught_up:
-            self.aside.remove(run)
-            self.waiting.append(run)
-            self.waiting.sort(key=lambda run: run.number)
-
     def leave(self, run: Run) -> None:
         """Called when a request ends: frees its place."""
-        for runs in (self.waiting, self.placed, self.aside):
+        for runs in (self.waiting, self.placed):
             if run in runs:
                 runs.remove(run)
         if run.state is not None:
@@ -120,42 +97,46 @@ class Line:
         return is_read or self._served.get(run.sequence.seq_id) is run
 
     def use(self, sequence: SequenceState) -> None:
-        """Marks an idle sequence as the last used one, without a request."""
+        """See Runner.note_latest()."""
         self.idle.remove(sequence)
         self.idle.append(sequence)
         self._served.pop(sequence.seq_id, None)
 
     # ---- who is next
 
-    def is_next(self, reader: Run | None) -> bool:
-        """Whether the request is first in the queue; None: one that the runner thread computes."""
-        if not self.waiting:
-            return False
-        first = self.waiting[0]
-        return not first.is_inline if reader is None else first is reader
+    @property
+    def n_wanted(self) -> int:
+        """The number of places that requests wait for, beyond the idle ones."""
+        return max(len(self.waiting) + self.n_visits - len(self.idle), 0)
 
     @property
-    def has_room(self) -> bool:
-        """Whether the first request can get a place."""
+    def has_work(self) -> bool:
+        """Whether the runner's thread has a request to compute, or to give a place to."""
+        if any(not run.is_inline and not self._is_paused(run) for run in self.placed):
+            return True
+        return bool(self.waiting) and not self.waiting[0].is_inline and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
         return len(self.idle) > self.n_visits
 
-    def can_begin(self, reader: Run | None) -> bool:
-        """Whether is_next(), and a place is free or can be freed."""
-        return self.is_next(reader) and (self.has_room or bool(self.unread()))
+    def _is_paused(self, run: Run) -> bool:
+        """Whether a request is far enough ahead of its reader, and nobody waits for its place."""
+        most = run.max_ahead
+        return most is not None and len(run.pieces) >= most and not self.n_wanted
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a placed request needs the runner thread."""
-        return any(not run.is_inline and not run.is_paused for run in self.placed)
-
-    def admit(self, reader: Run | None) -> None:
+    def admit(self) -> None:
         """Gives places to the next requests, each the sequence with most of its prompt."""
-        while self.is_next(reader) and self.has_room:
+        while self.waiting and self._has_room:
             run = self.waiting.pop(0)
             run.state = self._place_for(run)
             self.idle.remove(run.state)
             self._served.pop(run.state.seq_id, None)
             self.placed.append(run)
+
+    def choose(self) -> Sequence[Run]:
+        """The requests of the next round."""
+        return [run for run in self.placed if not self._is_paused(run)]
 
     def _place_for(self, run: Run) -> SequenceState:
         """The idle sequence with the longest common prefix, if that is half of what it holds.
@@ -164,88 +145,19 @@ class Line:
         lowest number, so that those that compute lie side by side; else the one that was not used
         for longest.
         """
-        text = run.request.prompt if run.saved is None else run.saved.tokens
         best, n_best = self.idle[0], 0
         for state in self.idle:
             n = 0
             if state.adapters == run.request.adapters:
-                n = n_common(state.tokens[: state.n_decoded], text)
+                n = n_common(state.tokens[: state.n_decoded], run.request.prompt)
             if 2 * n >= state.n_decoded and n > n_best:
                 best, n_best = state, n
         empty = [state for state in self.idle if not state.n_decoded]
         return min(empty, key=lambda s: s.seq_id) if empty and not n_best else best
 
-    # ---- places that are given back
-
-    @property
-    def n_wanted(self) -> int:
-        """The number of places that requests wait for, beyond the idle ones."""
-        return max(len(self.waiting) + self.n_visits - len(self.idle), 0)
-
-    def unread(self) -> list[Run]:
-        """The requests to suspend: as many as others wait for, those unread for longest first.
-
-        They keep their places until their time is over. A thread does not read one stream while it
-        waits for another: where it asks itself, its own go at once.
-        """
-        if not (n := self.n_wanted):
-            return []
-        begun, me = monotonic() - _PATIENCE_S, threading.get_ident()
-        over = sorted(
-            (since, run.number, run) for since, run in self._paused()
-            if since <= begun or run.reader == me
-        )  # fmt: skip
-        return [run for _, _, run in over[:n]]
-
-    def _paused(self) -> list[tuple[float, Run]]:
-        return [
-            (run.unread_since, run) for run in self.placed
-            if run.unread_since is not None and run.is_paused and not run.is_pinned
-        ]  # fmt: skip
-
-    def patience_s(self, run: Run | None = None) -> float | None:
-        """Seconds until a stream may be suspended or a request's timeout; None for never."""
-        ends = [run.deadline for run in ([run] if run else self.waiting) if run.deadline]
-        if self.n_wanted and (run is None or run.is_inline):
-            ends += [since + _PATIENCE_S for since, _ in self._paused()]
-        return max(min(ends) - monotonic(), 0.001) if ends else None
-
-    def put_aside(self, run: Run, saved: SavedSequence) -> None:
-        """Suspends a request that nobody reads, with a copy of its sequence.
-
-        The sequence keeps its content for requests with the same prefix.
-        """
-        state = run.state
-        if run.is_over or state is None:
-            return
-        held = SequenceState(state.seq_id, list(saved.tokens), saved.n_decoded, saved.n_given)
-        held.adapters = saved.adapters
-        run.state, run.saved = None, saved
-        self.placed.remove(run)
-        self.idle.append(held)
-        self.aside.append(run)
-        self._bound_copies()
-
-    def _bound_copies(self) -> None:
-        """Bounds the copies: drops those suspended for longest, which recompute instead."""
-        kept = [run.saved for run in (*self.waiting, *self.aside) if run.saved is not None]
-        n_bytes = sum(saved.n_bytes for saved in kept)
-        for run in self.aside:
-            if n_bytes <= self.max_copies_bytes:
-                return
-            if run.saved is not None:
-                n_bytes -= run.saved.n_bytes
-                run.saved = run.saved.without_memory()
-
     def position(self, run: Run) -> int | None:
         """The number of requests before this one; None if it is not in the queue."""
         return self.waiting.index(run) if run in self.waiting else None
-
-    def choose(self, reader: Run | None) -> Sequence[Run]:
-        """The requests of the next round: a reader's own, or all of the runner thread."""
-        return [
-            run for run in self.placed if (run is reader or not run.is_inline) and not run.is_paused
-        ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +185,7 @@ class Runner:
         max_waiting: int | None = None,
         attach_s: float = 0.0,
     ) -> None:
-        self._model, self._round_or_none = model, round_
+        self._round_or_none = round_
         self._owner = model if round_ is None else round_.target  # it knows its process
         self._line = Line(0 if round_ is None else round_.target.n_seq_max)
         # Reentrant: a stream that is collected as garbage is withdrawn in the middle of any
@@ -353,13 +265,11 @@ class Runner:
         """Whether rounds wait for a thread that has its turn, or is next."""
         return self._visitor is not None or (self._n_exclusive > 0 and not self._is_round_due)
 
-    def _has_round(self) -> bool:
-        """Whether a thread would compute a round now."""
-        line, first = self._line, next(iter(self._line.waiting), None)
-        is_read = any(run.is_inline and run.unread_since is None for run in line.placed)
-        return is_read or line.is_busy or (
-            first is not None and line.can_begin(first if first.is_inline else None)
-        )  # fmt: skip
+    def _share(self) -> None:
+        """Has the thread compute what readers compute: others wait for the place or the turn."""
+        for run in self._line.everyone():
+            run.is_inline = False
+        self._wake()
 
     @contextlib.contextmanager
     def exclusive(self, context_of: Callable[[], Context] | None = None) -> Iterator[Context]:
@@ -378,11 +288,12 @@ class Runner:
             return
         with self._lock:
             self._n_exclusive += 1
+            self._share()
         try:
             with self._lock:
                 while not self._is_closed and (
                     (self._computer or self._visitor) is not None
-                    or (self._is_round_due and self._has_round())
+                    or (self._is_round_due and self._line.has_work)
                 ):
                     _wait(self._changed)
                 self._check_open()
@@ -420,14 +331,12 @@ class Runner:
         try:
             while True:
                 with self.exclusive():
-                    if not line.idle:
-                        self._put_aside(line.unread())
                     if line.idle:
                         yield line.idle[0 if oldest else -1]
                         return
                 with self._lock:
-                    while not (self._is_closed or line.idle or line.unread()):
-                        _wait(self._changed, line.patience_s())
+                    while not (self._is_closed or line.idle):
+                        _wait(self._changed)
         finally:
             with self._lock:
                 line.n_visits -= 1
@@ -448,7 +357,7 @@ class Runner:
         return list(self._line.idle)
 
     def note_latest(self, sequence: SequenceState) -> None:
-        """Marks an idle sequence as the last used one. Needs exclusive()."""
+        """Marks an idle sequence as the last used one, without a request. Needs exclusive()."""
         self._line.use(sequence)
 
     # ---- for readers
@@ -477,7 +386,6 @@ class Runner:
         except BaseException as error:
             if run.error is None:  # of the reader alone, such as Ctrl-C
                 run.attach_partial(error)
-            run.note_figures()
             self.abort(run)
             raise
 
@@ -494,38 +402,26 @@ class Runner:
             self._check_open()
             most, line = self._max_waiting, self._line
             n_waiting = len(line.waiting) + line.n_visits - len(line.idle)
-            n_aside = len(line.aside)  # each with a copy of what it needs, in the host's memory
-            if most is not None and n_waiting + n_aside >= most:
-                raise QueueFullError(
-                    most, f"{max(n_waiting, 0)} wait for a place, {n_aside} for their reader"
-                )
+            if most is not None and n_waiting >= most:
+                raise QueueFullError(most, f"{n_waiting} wait for a place")
             run.ready = threading.Condition(self._lock)
             run.max_ahead, run.is_inline = max_ahead, is_inline
             line.enter(run)
+            if line.n_wanted:
+                self._share()
             self._wake()
 
     def _next(self, run: Run, waits: bool) -> Piece | None:
         """Computes the next piece, or waits for it."""
-        try:
-            while True:
-                with self._lock:
-                    if run.is_inline:
-                        run.unread_since = None  # it is being read
-                    if (piece := self._take(run)) is not None:
-                        return piece
-                    if not waits:
-                        return None
-                    if not self._is_its_turn(run):
-                        assert run.ready is not None
-                        _wait(run.ready, self._line.patience_s(run))
-                        continue
-                self._one_round(run)
-        finally:
-            if run.is_inline:
-                with self._lock:
-                    run.unread_since, run.reader = monotonic(), threading.get_ident()
-                    if self._line.n_wanted or self._n_exclusive:
-                        self._wake()
+        while True:
+            with self._lock:
+                if (piece := self._take(run)) is not None or not waits:
+                    return piece
+                if not self._is_its_turn(run):
+                    assert run.ready is not None
+                    _wait(run.ready, self.time_left_s([run]))
+                    continue
+            self._one_round(run)
 
     def _take(self, run: Run) -> Piece | None:
         """The next unread piece; None if there is none yet."""
@@ -533,7 +429,7 @@ class Runner:
         if run.pieces:
             piece = run.deliver(run.pieces.popleft(), in_sequence=is_own)
             if not run.is_inline:
-                self._go_on(run)
+                self._wake()  # it may have paused
             return piece
         if run.error is not None:
             raise run.error
@@ -541,16 +437,7 @@ class Runner:
             return run.deliver(Piece("", finish_reason=run.finish), in_sequence=is_own)
         self._check_open()
         self._expire([run])
-        self._go_on(run)
         return None if run.error is None else self._take(run)
-
-    def _go_on(self, run: Run) -> None:
-        """Called after a read: the request may continue, or is queued again."""
-        if run.max_ahead is None or len(run.pieces) < run.max_ahead:
-            run.unread_since = None
-        run.is_pinned = False
-        self._line.return_to(run)
-        self._wake()
 
     def status(self, run: Run) -> RequestStatus:
         """The state of a request; never waits for a round."""
@@ -559,10 +446,10 @@ class Runner:
         with self._lock:
             return run.status(self._line.position(run))
 
-    def time_left_s(self, run: Run) -> float | None:
-        """Seconds to a request's deadline; None without one, or after it."""
-        left_s = 0.0 if run.deadline is None else run.deadline - monotonic()
-        return left_s if left_s > 0 else None
+    def time_left_s(self, runs: Sequence[Run]) -> float | None:
+        """Seconds to the first deadline of these requests; None without one."""
+        ends = [run.deadline for run in runs if run.deadline is not None and not run.is_over]
+        return max(min(ends) - monotonic(), 0.001) if ends else None
 
     def listen(self, run: Run, wake: Callable[[], None]) -> None:
         """Calls `wake` whenever there may be something to read, for a reader that does not block.
@@ -573,7 +460,7 @@ class Runner:
         with self._lock:
             run.wake = wake
             if run.is_inline:
-                run.is_inline, run.unread_since = False, None
+                run.is_inline = False
                 self._wake()
 
     # ---- requests that end before their time
@@ -581,7 +468,7 @@ class Runner:
     def abort(self, run: Run, reason: CancelledError | None = None) -> None:
         """Cancels a request at any stage, from any thread, without waiting.
 
-        In line, put aside or unread it is over at once. While it is computed it is over with the
+        In line or unread it is over at once. While it is computed it is over with the
         round, and a round of only this request is interrupted. The garbage collector may call it,
         and may have freed the context: unless a thread computes, nothing of the engine is touched.
         """
@@ -605,7 +492,7 @@ class Runner:
         if self._owner.is_forked:
             return
         with self._lock:
-            self._cancel(self._line.begun())
+            self._cancel(list(self._line.placed))
             if self._visited is not None and not self._is_closed:
                 self._visited.cancel(True)
             self._wake()
@@ -667,9 +554,12 @@ class Runner:
 
     def _ensure_thread(self) -> None:
         """Starts the thread if it has work."""
-        if self._thread is None and self._has_work() and not (self._is_closed or self._is_held):
+        if self._thread is None and self._line.has_work and not (self._is_closed or self._is_held):
             thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
             self._thread = thread  # it may be over before start() returns
+            # start() waits for the thread, which must not collect a stream and wait for this lock.
+            is_collecting = gc.isenabled()
+            gc.disable()
             try:
                 thread.start()
             except RuntimeError as error:
@@ -677,19 +567,13 @@ class Runner:
                 raise OutOfMemoryError(
                     f"cannot start the thread of the requests: {error}"
                 ) from None
-
-    def _has_work(self) -> bool:
-        """Whether the thread has work now, or will once a stream is unread for long enough."""
-        line = self._line
-        return line.is_busy or (
-            line.is_next(None) and (line.has_room or line.patience_s() is not None)
-        )
+            finally:
+                if is_collecting:
+                    gc.enable()
 
     def _is_its_turn(self, run: Run) -> bool:
         """Whether a request's reader computes it now."""
-        if not run.is_inline or self._computer is not None or self._is_held:
-            return False
-        return run in self._line.placed or self._line.can_begin(run)
+        return run.is_inline and self._computer is None and not self._is_held
 
     # ---- a round
 
@@ -699,11 +583,11 @@ class Runner:
         while True:
             with self._lock:
                 self._expire(line.everyone())
-                if self._is_closed or self._is_held or not self._has_work():
+                if self._is_closed or self._is_held or not line.has_work:
                     self._stop()
                     return
-                if self._computer is not None or not (line.is_busy or line.can_begin(None)):
-                    _wait(self._changed, line.patience_s())
+                if self._computer is not None:
+                    _wait(self._changed, self.time_left_s(line.waiting))
                     continue
             try:
                 self._one_round(None)
@@ -727,19 +611,16 @@ class Runner:
                 if self._computer is not None or self._is_held or self._is_closed:
                     return
                 self._computer = me
-                unread = line.unread()
-            with computing(self.is_closed):
-                self._put_aside(unread)
-                with self._lock:
-                    line.admit(reader)
-                    self._computing = line.choose(reader)
-                if self._computing:
+                line.admit()
+                self._computing = line.choose()
+            if self._computing:
+                with computing(self.is_closed):
                     outcomes = self._compute(self._computing)
-                    with self._lock:
-                        self._hand_out(outcomes)
+                with self._lock:
+                    self._hand_out(outcomes)
         except BaseException as error:
             with self._lock:
-                for run in self._computing or line.choose(reader):
+                for run in self._computing:
                     own = error if run is reader else _error_of_its_own(error)
                     with contextlib.suppress(Exception):  # its reader must not wait
                         self._end(run, own)
@@ -760,53 +641,21 @@ class Runner:
         """Starts requests with new places, and computes a round of all."""
         outcomes: list[_Outcome] = []
         by_sequence: dict[int, Run] = {}
+        sequences: list[SequenceRun] = []
         for run in runs:
-            if (error := self._begin(run)) is not None:
+            try:
+                sequence = run.sequence or run.begin(self._round, self.loaded)
+            except BaseException as error:  # noqa: BLE001 - its reader gets it
                 outcomes.append((run, ([], None, error)))
-            elif run.sequence is not None:
-                by_sequence[id(run.sequence)] = run
-        sequences = [run.sequence for run in by_sequence.values() if run.sequence is not None]
+                continue
+            if run.is_cancelled:  # before it had one
+                sequence.is_cancelled = True
+            by_sequence[id(sequence)] = run
+            sequences.append(sequence)
         for sequence, step in self._round.step(sequences):
             run = by_sequence[id(sequence)]
             outcomes.append((run, run.take(step)))
         return outcomes
-
-    def _begin(self, run: Run) -> BaseException | None:
-        """Moves a request's sequence to where the request starts or continues."""
-        assert run.state is not None
-        try:
-            if run.sequence is None:
-                run.begin(self._round, run.state, self.loaded)
-            elif run.saved is not None:
-                saved, seq_id = run.saved, run.state.seq_id
-                run.saved, run.state = None, run.sequence.state
-                self._round.resume(run.sequence, saved, seq_id)
-            if run.is_cancelled and run.sequence is not None:  # while it had none
-                run.sequence.is_cancelled = True
-        except BaseException as error:  # noqa: BLE001 - its reader gets it
-            return error
-        return None
-
-    def _put_aside(self, runs: Sequence[Run]) -> None:
-        """Copies the sequences of requests, and frees their places."""
-        for run in runs:
-            if run.sequence is None or run.state is not run.sequence.state:
-                continue
-            try:
-                saved = self._round.sequences.save(run.sequence.state)
-            except Exception:  # noqa: BLE001 - no room for a copy: it keeps its place
-                run.is_pinned = True
-                continue
-            try:
-                self._round.scheduler.pause(run.sequence)
-            except BaseException as error:  # noqa: BLE001 - its reader gets it
-                with self._lock:
-                    if not run.is_over:
-                        self._end(run, error)
-                continue
-            with self._lock:
-                self._line.put_aside(run, saved)
-                run.notify()  # its reader may have come back meanwhile
 
     def _hand_out(self, outcomes: Sequence[_Outcome]) -> None:
         raised: set[int] = set()
@@ -819,9 +668,6 @@ class Runner:
             if finish is not None or error is not None:
                 self._end(run, error, finish)
                 continue
-            most = run.max_ahead
-            if most is not None and len(run.pieces) >= most and not run.is_inline:
-                run.unread_since = run.unread_since or monotonic()
             run.notify()
         for run in self._computing:
             if run.is_cancelled and not run.is_over:  # while it was computed

@@ -13,14 +13,19 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import BusyError, ForkedError
-from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import GenerationRecord, Piece, RequestStatus, Run
 from pyllama_spec.requests.runner import Runner
-from pyllama_spec.speculative import SpeculationStats
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _R = TypeVar("_R")
+
+
+def new_id(prefix: str) -> str:
+    """A unique name of an answer."""
+    import uuid  # not needed to open a model
+
+    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 class Shape(Protocol[_T_co]):
@@ -49,8 +54,8 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
     it: the request is computed in another thread, at most 64 pieces ahead of its reader. It comes
     into line with its first piece, or with start(), and has its place up to the last one, which has
     a finish_reason. A reader that leaves before closes it, by close(), `with`, or by dropping it;
-    in an event loop by abort(), `async with`, or by being cancelled. A stream that nobody reads
-    loses its place to requests that wait for one, and resumes with the same text once it is read.
+    in an event loop by abort(), `async with`, or by being cancelled. While other requests wait for
+    its place, a stream is computed to its end, whether or not it is read.
 
     Attributes:
         id: the id of the response and of every chunk.
@@ -113,16 +118,8 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
     @property
     def id(self) -> str:
         """A unique name of this request."""
-        if not self._id:
-            import uuid  # not needed to open a model
-
-            self._id = f"gen-{uuid.uuid4().hex}"
+        self._id = self._id or new_id("gen")
         return self._id
-
-    @property
-    def options(self) -> RequestOptions:
-        """The options of the request."""
-        return self._runs[0].options
 
     @property
     def status(self) -> RequestStatus:
@@ -134,11 +131,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
     def statuses(self) -> list[RequestStatus]:
         """The state of each choice, in the order of the prompts."""
         return [self._runner.status(run) for run in self._runs]
-
-    @property
-    def stats(self) -> SpeculationStats:
-        """The statistics so far; the record gets them when the text ends."""
-        return self._runs[0].stats
 
     @property
     def n_generated(self) -> int:
@@ -314,8 +306,8 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
                 raise StopAsyncIteration from None
             if result is not None:
                 return result
-            left_s = [s for run in self._runs if (s := self._runner.time_left_s(run)) is not None]
-            timer = loop.call_later(min(left_s), arrived.set) if left_s else None
+            left_s = self._runner.time_left_s(self._runs)
+            timer = None if left_s is None else loop.call_later(left_s, arrived.set)
             try:
                 await arrived.wait()
             except BaseException:  # the task is cancelled: nobody reads any more
@@ -341,7 +333,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
     def abort(self) -> None:
         """Cancels the request at any stage, from any thread, without waiting.
 
-        A request that is queued, set aside or unread ends at once; one that is being computed ends
+        A request that is queued or unread ends at once; one that is being computed ends
         with the round. Its readers get CancelledError. May be called twice, and after its end.
         """
         for run in self._runs:

@@ -50,13 +50,7 @@ _MOST_LEFT_OUT = 30
 
 
 class SchemaRules(NamedTuple):
-    """The compiled rules of a schema.
-
-    Attributes:
-        grammar: GBNF, which begins with the rule `root`, after the prefix.
-        properties: the same for each property that a value may have.
-        unknown: names in the schema that are not keywords, each with one place.
-    """
+    """GBNF with the rule `root` of a schema, the same of each property; unknown names by place."""
 
     grammar: str
     properties: Mapping[str, str]
@@ -64,13 +58,7 @@ class SchemaRules(NamedTuple):
 
 
 class Loosened(NamedTuple):
-    """A schema without the keywords that a grammar cannot express.
-
-    Attributes:
-        schema: the schema without the parts that were left out.
-        rules: the rules of that schema.
-        left_out: for each part that was left out, the reason.
-    """
+    """A schema without what a grammar cannot express, and the reason for each part left out."""
 
     schema: Any
     rules: SchemaRules
@@ -85,19 +73,10 @@ def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) ->
 def argument_rules(
     schema: Any, prefix: str, parameter: str, form: str, marks: tuple[str, ...], budget: Budget
 ) -> str | None:
-    """Compiles the rules of an argument that is not, or not only, written in JSON.
+    """Compiles the rules of an argument, "" for all, that is not, or not only, written in JSON.
 
-    Args:
-        schema: that of all arguments.
-        prefix: the beginning of each rule's name.
-        parameter: the argument's name; "" for all of them.
-        form: "text" for strings as they are, "typed" for JSON or else such a string, "json", or
-            "gemma4".
-        marks: what ends a string, and what else it does not contain.
-        budget: the limit of the work.
-
-    Returns:
-        The rules, the first of which is the start; None if no value can be written so.
+    `form` is "text" for strings as they are, "typed" for JSON or else such a string, "json", or
+    "gemma4"; `marks` are what a string does not contain. None if no value can be written so.
     """
     quotes = GEMMA_QUOTES if form == "gemma4" else JSON_QUOTES
 

@@ -15,8 +15,6 @@ from pyllama_spec.schema.texts import Texts
 
 _MAX_PLACES = 2000
 _END = Literal("]")
-
-
 _MAX_PATTERNS = 5
 # So many that may be left out are ways of one rule: as a chain they would be a call within a call.
 _BLOCK = 32

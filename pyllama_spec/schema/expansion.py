@@ -66,13 +66,7 @@ _Pending = tuple[Formula, frozenset[Fits]]
 
 @dataclass
 class _Branch:
-    """A case under construction.
-
-    Attributes:
-        pending: the subschemas to look at, each with those that it stands in.
-        case: the conditions so far.
-        seen: the subschemas that were looked at.
-    """
+    """A case under construction; of each pending formula also the subschemas that it stands in."""
 
     pending: list[_Pending]
     case: Case = ()

@@ -91,12 +91,7 @@ def bracket(ranges: CharSet) -> str:
 
 @dataclass
 class Grammar:
-    """A grammar's rules by name.
-
-    Attributes:
-        budget: the limit of the whole grammar.
-        rules: the alternatives of each rule.
-    """
+    """The alternatives of each rule by its name."""
 
     budget: Budget = field(default_factory=Budget)
     rules: dict[str, list[Alternative]] = field(default_factory=dict)

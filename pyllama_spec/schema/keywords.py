@@ -231,8 +231,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         ("properties", "patternProperties"), (lambda value: isinstance(value, dict), "an object"),
     ),
 }  # fmt: skip
-
-
 # What these say becomes text of the grammar, or is compared with it; of the first only the names.
 _WITH_NAMES = frozenset(("properties", "patternProperties"))
 _WITH_TEXTS = _WITH_NAMES | {"required", "enum", "const", "pattern", "format"}
@@ -432,12 +430,12 @@ class Meaning:
         schema: dict[str, Any]
         if isinstance(value, list):
             schema = {
-                "type": "array", "prefixItems": [_same(one) for one in value], "items": False,
+                "type": "array", "prefixItems": [{"const": one} for one in value], "items": False,
                 "minItems": len(value), "maxItems": len(value),
             }  # fmt: skip
         else:
             schema = {
-                "type": "object", "properties": {key: _same(one) for key, one in value.items()},
+                "type": "object", "properties": {key: {"const": one} for key, one in value.items()},
                 "required": list(value), "additionalProperties": False,
             }  # fmt: skip
         return self._document.number(schema, node.path)
@@ -484,10 +482,6 @@ class Meaning:
         if "propertyNames" in schema:
             parts.append(Names(Fits(self._child(node, "propertyNames"))))
         return parts
-
-
-def _same(value: Any) -> dict[str, Any]:
-    return {"const": value}
 
 
 def _range(schema: Mapping[str, Any], low: str, high: str) -> tuple[int, int | None]:

@@ -316,11 +316,9 @@ def matches(lang: Lang, text: str) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """A deterministic automaton without dead states.
+    """A deterministic automaton without dead states, which begins in state 0.
 
-    Attributes:
-        steps: for each state, the characters that lead on, and the state they lead to.
-        ends: whether a text may end in the state; state 0 is the first.
+    A state has steps, each of some characters to a state, and may be the end of a text.
     """
 
     steps: list[list[tuple[CharSet, int]]]

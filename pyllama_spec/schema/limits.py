@@ -26,11 +26,7 @@ class TooLargeError(Exception):
 
 
 class OutOfStepsError(Exception):
-    """The whole schema exceeds the limit of steps; no single part is the cause.
-
-    Attributes:
-        most: the maximum number.
-    """
+    """The whole schema exceeds the limit of steps, `most`; no single part is the cause."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
@@ -64,11 +60,7 @@ class Budget:
 
 
 class Work(threading.local):
-    """The work of a thread on a schema, and on one set of texts in it.
-
-    Attributes:
-        n_spent: the number of steps so far.
-    """
+    """The work of a thread on a schema, and on one set of texts in it: `n_spent` steps so far."""
 
     def __init__(self) -> None:
         self.n_spent = 0

@@ -75,16 +75,10 @@ class _Bound(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The state of the automaton: what matters of the digits so far.
+    """What matters of the digits so far.
 
-    Attributes:
-        phase: "" at the beginning, "-", "0", "w" in whole digits, "." after the point, "f".
-        is_negative: whether the number is negative.
-        n_whole, n_fraction: the number of digits of each part; n_whole up to the largest number
-            that is distinguished.
-        sides: for each bound the digits so far beside its own: -1, 0 or 1.
-        rests: for each multiple, the remainder.
-        has_value: whether some digit is not 0.
+    The phase is "" at the beginning, "-", "0", "w" in whole digits, "." after the point, "f" behind
+    it; `sides` compare with each bound, -1, 0 or 1; `rests` are the remainders by each multiple.
     """
 
     phase: str

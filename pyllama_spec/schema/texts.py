@@ -51,12 +51,8 @@ JSON_LIKE = either([seq(Chars(of('{["')), ALL), _SCALAR])
 class Quotes(NamedTuple):
     """How strings and names are written.
 
-    Attributes:
-        around: what stands before and after a string.
-        never: what no string contains, since it is written without escapes; () for JSON's escapes.
-        has_bare_names: whether names stand without quotes.
-        comma, colon: what stands between the parts of a value. Blanks are fixed: so the model
-            chooses no more than the value, and the rest can be drafted in one run.
+    `never` is what no string contains, since it is written without escapes; () for JSON's escapes.
+    Blanks are fixed: so the model chooses no more than the value, and the rest is one drafted run.
     """
 
     around: str = '"'

@@ -26,12 +26,10 @@ service` opens the model of a request, and `await asyncio.to_thread(f, ...)` cal
 BODIES of tests/server/test_models.py has a body for each POST. A further dialect of chats has a
 Struct, a function that translates it to a ChatRequest, and a Shape that its answers leave in:
 
-    return await exchange.generate(body, WordShape(), to_chat)
+    return await exchange.generate(body, WordShape(), to_asked)
 
-A Shape is given OpenAI's chunks as dicts. With `"speculation": {"show_tokens": true}` each choice
-of each chunk has `token_sources`, [{"text", "source"}], whose sources are "target", "model",
-"copy", "memory" and "grammar". The last chunk of all has `usage` and `speculation`. Errors are
-raised as ApiError or any PyllamaSpecError, and leave in the form that the route names.
+A Shape is given OpenAI's chunks as dicts. Errors are raised as ApiError or any PyllamaSpecError,
+and leave in the form that the route names.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.server.shapes import Speculation
 
 
 class ApiError(Exception):
@@ -175,10 +174,7 @@ def invalid_type(error: Exception) -> ApiError:
         whole = lacking[2] if param is None else f"{param}.{lacking[2]}"
         if lacking[1] == "missing required":
             return ApiError(400, f"{whole} is missing", "invalid_value", whole)
-        known = ", ".join(Speculation.__struct_fields__)  # of the only shape that refuses others
-        return ApiError(
-            400, f"there is no field {whole}; {param} takes {known}", "invalid_value", whole
-        )
+        return ApiError(400, f"there is no field {whole}", "invalid_value", whole)
     text = _KIND.sub(lambda kind: _JSON_WORDS[kind[0]], text)
     return ApiError(400, f"{text}, in {param}" if param else text, "invalid_type", param)
 

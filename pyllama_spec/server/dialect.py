@@ -85,15 +85,7 @@ Kinds = Mapping[str, tuple[str, ...]]
 
 
 def part_of(given: object, place: str, kinds: Kinds, default: str = "", remedy: str = "") -> Part:
-    """Reads an object of one of some types; an error names its place.
-
-    Args:
-        given: as JSON.
-        place: its path in the request.
-        kinds: the types that are supported.
-        default: the type of an object without one.
-        remedy: what to do about another type.
-    """
+    """Reads an object of one of some types; an error names its place, and the `remedy`."""
     kind = (given.get("type") if isinstance(given, dict) else None) or default
     if isinstance(kind, str) and kind not in kinds:
         remedy = remedy or f"{', '.join(kinds)} are"

@@ -21,6 +21,7 @@ from pyllama_spec.server.api_errors import ApiError, api_error, invalid_type, op
 from pyllama_spec.server.models import Keys, Models, stopped, stopping
 from pyllama_spec.server.service import (
     Answer,
+    Asked,
     Event,
     RequestInfo,
     Service,
@@ -46,12 +47,11 @@ _MAX_LOGGED = 200
 _LEFT = 499
 # What asks every few seconds how the server is.
 _CHECKS = ("/health", "/v1/health", "/ready", "/metrics")
-
-
 _PREFLIGHT_S = "600"
 # Headers of an answer that the published JavaScript clients read.
 _READABLE = "request-id, retry-after, x-request-id, x-should-retry"
 # Translates the body of a dialect, with what the model's template knows.
+ToAsked = Callable[[Any, Service], Asked]
 ToChat = Callable[[Any, Service], ChatRequest]
 
 
@@ -233,42 +233,48 @@ class Exchange:
             models.done_with(choice.model)
 
     async def generate(
-        self, body: Any, shape: Shape | None = None, to_chat: ToChat | None = None
+        self, body: Any, shape: Shape | None = None, to_asked: ToAsked | None = None
     ) -> Any:
         """The answer to a request for a text, in a shape.
 
         Args:
             body: the parsed body, which has `model` and `stream`.
             shape: the form of the answer; None for OpenAI's.
-            to_chat: translates the body of a dialect.
+            to_asked: translates the body of a dialect.
         """
         shape = shape or Shape()
         if body.stream:
-            return Events(self._events(body, shape, to_chat), shape.failed)
-        async with self._answering(body, to_chat) as answer:
+            return Events(self._events(body, shape, to_asked), shape.failed)
+        async with self._answering(body, to_asked) as answer:
             return await answer.whole(shape)
 
     async def _events(
-        self, body: Any, shape: Shape, to_chat: ToChat | None
+        self, body: Any, shape: Shape, to_asked: ToAsked | None
     ) -> AsyncGenerator[Event, None]:
         async with (
-            self._answering(body, to_chat) as answer,
+            self._answering(body, to_asked) as answer,
             aclosing(answer.events(shape)) as events,
         ):
             async for event in events:
                 yield event
 
     @asynccontextmanager
-    async def _answering(self, body: Any, to_chat: ToChat | None) -> AsyncGenerator[Answer, None]:
+    async def _answering(self, body: Any, to_asked: ToAsked | None) -> AsyncGenerator[Answer, None]:
         async with self.model(body.model) as service:
-            if to_chat is not None:  # a template says what it knows of thoughts in a moment
-                body = await asyncio.to_thread(to_chat, body, service)
+            if to_asked is not None:  # a template says what it knows of thoughts in a moment
+                body = await asyncio.to_thread(to_asked, body, service)
             yield service.answer(body, self.info)
 
     async def count_tokens(self, body: Any, to_chat: ToChat | None = None) -> int:
         """The number of tokens of a chat's prompt, without computing them; see generate()."""
+
+        def counted(service: Service) -> int:
+            chat = body if to_chat is None else to_chat(body, service)
+            with service.unstarted(chat, self.info) as handle:
+                return handle.status.n_prompt
+
         async with self.model(body.model) as service:
-            return await asyncio.to_thread(_n_prompt, service, body, to_chat, self.info)
+            return await asyncio.to_thread(counted, service)
 
     # ---- output
 
@@ -326,6 +332,8 @@ class Exchange:
         self.info.note["error"] = code = shown.code or shown.type
         if option := settings.flags.get(shown.option, shown.option):
             self.info.note["option"] = option
+            if code == "unsupported":  # all else a client can help by itself, or wait for
+                shown.message += f"; the server's option {option} allows it"
         self.serving.metrics.add("pyllama_spec:request_errors", 1, self._model, code)
         return shown
 
@@ -450,14 +458,10 @@ def check_key(request: Request, keys: Keys, info: RequestInfo) -> None:
     given = key.strip() if kind.lower() == "bearer" and key else request.headers.get("x-api-key")
     caller = keys.caller_of(given)
     if caller is None:
-        how = "'Authorization: Bearer KEY'"
-        message = (
-            f"this server does not know the API key that was sent as {how} or 'x-api-key: KEY'"
-        )
-        raise ApiError(
-            401, message if given else f"an API key is needed: send it as {how}", "invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )  # fmt: skip
+        what = "the API key that was sent is unknown" if given else "an API key is needed"
+        how = "send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+        bearer = {"WWW-Authenticate": "Bearer"}
+        raise ApiError(401, f"{what}: {how}", "invalid_api_key", headers=bearer)
     info.caller, name = caller
     if name:
         info.note["key"] = name
@@ -473,38 +477,35 @@ def _split(url: str) -> SplitResult:
 # ---- bodies
 
 
-async def read_body(request: Request, settings: ServerSettings) -> bytes:
+async def read_body(request: Request, settings: ServerSettings) -> bytearray:
     """Reads the whole body, within its limits of size and time."""
-    most, parts, n = settings.max_body_bytes, list[bytes](), 0
+    most, body = settings.max_body_bytes, bytearray()
     length = request.headers.get("content-length")
     if length is not None and length.isdigit() and int(length) > most:
         raise _too_large(most)
     try:
         with anyio.fail_after(settings.body_timeout_s):
             async for part in request.stream():
-                n += len(part)
-                if n > most:
+                body += part
+                if len(body) > most:
                     raise _too_large(most)
-                parts.append(part)
     except TimeoutError:
         raise ApiError(
             408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
         ) from None
     except ClientDisconnect:
         raise ClientGone from None
-    return b"".join(parts)
+    return body
 
 
 def _too_large(most: int) -> ApiError:
-    mib, rest = divmod(most, 1 << 20)
-    shown = f"{most} bytes" if rest else f"{mib} MiB"
     return ApiError(
-        413, f"the body has more than the {shown} that this server takes", "too_large",
+        413, f"the body has more than the {most} bytes that this server takes", "too_large",
         option="max_body_bytes",
     )  # fmt: skip
 
 
-def decoded(raw: bytes, shape: type[_T]) -> _T:
+def decoded(raw: bytes | bytearray, shape: type[_T]) -> _T:
     """Parses a body as a msgspec type."""
     if not raw:
         raise ApiError(400, "the body is empty", "invalid_json")
@@ -512,17 +513,11 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
         return _present(raw, shape)
     except msgspec.ValidationError as error:
         raise invalid_type(error) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", "invalid_json") from None
-    except UnicodeDecodeError:
-        raise ApiError(400, "the body is not UTF-8", "invalid_json") from None
-    except RecursionError:
-        raise ApiError(
-            400, "the body nests its lists and objects too deep", "invalid_json"
-        ) from None
 
 
-def _present(raw: bytes, shape: type[_T]) -> _T:
+def _present(raw: bytes | bytearray, shape: type[_T]) -> _T:
     """Parses a body; a null is absent where its field takes none, as clients send their models."""
     try:
         return msgspec.json.decode(raw, type=shape)
@@ -532,15 +527,6 @@ def _present(raw: bytes, shape: type[_T]) -> _T:
             raise
         present = {name: value for name, value in fields.items() if value is not None}
         return msgspec.convert(present, shape)
-
-
-# ---- its parts
-
-
-def _n_prompt(service: Service, body: Any, to_chat: ToChat | None, info: RequestInfo) -> int:
-    chat = body if to_chat is None else to_chat(body, service)
-    with service.unstarted(chat, info) as handle:
-        return handle.status.n_prompt
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:

@@ -104,7 +104,7 @@ _IDLE = """
     --jinja --no-jinja -cb --cont-batching --props --offline --perf --no-perf --warmup --no-warmup
     --no-mmproj --no-mmproj-auto --mmproj-auto --no-agent -no-ag --no-ui-mcp-proxy
     --no-webui-mcp-proxy --models-autoload --no-models-autoload --cache-prompt
-    --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant --backend-sampling -bs
+    --no-skip-chat-parsing --backend-sampling -bs
     --repack --no-repack -nr --no-host --check-tensors --reuse-port -sp --special
     --cors-credentials --no-cors-credentials --cors-methods --cors-headers --cache-idle-slots
     --no-cache-idle-slots --reasoning-preserve --no-reasoning-preserve
@@ -139,7 +139,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
     given, around = read(arguments, environment, FLAGS, is_idle)
     values = {"host": "127.0.0.1", "port": 8080, "has_slots": True, "has_metrics": False,
-              **around.values, **given.values}  # fmt: skip
+              "continues_last": True, **around.values, **given.values}  # fmt: skip
     names = {**_NAMES, **around.names, **given.names}
     with named(names):
         notes = [f"without effect here: {' '.join(given.idle)}"] if given.idle else []

@@ -43,8 +43,6 @@ _STAMP = re.compile(r"(\Ax-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-fA-F]+(?
 # Where it differs from OpenAI's.
 _ERRORS = {413: "request_too_large", 503: "overloaded_error"}
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
-
-
 # The fields that blocks of a message need, and other objects by their type.
 _BLOCKS: Kinds = {
     "text": ("text",), "thinking": ("thinking",), "redacted_thinking": (),

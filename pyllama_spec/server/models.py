@@ -3,8 +3,7 @@
 A model is loaded when a request needs it, one at a time, in a thread of its own; requests for it
 wait meanwhile, within bounds, and all others continue. If the memory bound would be exceeded, the
 least recently used model is closed first, and never one that answers or has waiting requests.
-Everything except loading and
-closing happens in the event loop, so that there are no locks.
+All else happens in the event loop, so that there are no locks.
 """
 
 from __future__ import annotations
@@ -231,11 +230,6 @@ class ServedModel:
         """Whether the model is loaded and works."""
         return self.state == "loaded"
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the loaded model failed inside, so that it has to be loaded again."""
-        return self.service is not None and not self.service.is_usable
-
     def cancel_timer(self) -> None:
         """Cancels its expiry."""
         if self.timer is not None:
@@ -353,7 +347,7 @@ class Models:
     def _check(self, one: ServedModel) -> None:
         """Raises if the model cannot be loaded."""
         if self._is_ending:
-            raise ApiError(503, "the server is stopping: it loads no model", "stopping")
+            raise stopping()
         if one.failure is None:
             return
         # A file may appear a moment later; until then requests get the same error at once.
@@ -392,7 +386,7 @@ class Models:
 
     async def _opened(self, one: ServedModel) -> Opened | None:
         """Loads a model within the common memory bound; None if no request waits any more."""
-        if one.has_failed:
+        if one.service is not None:  # it has failed
             await self._last_users(one)
             await self._close(one, "failure")
         WATCH.set(self._watch)

@@ -16,7 +16,15 @@ from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Content, Exchange, Route
 from pyllama_spec.server.metrics import CONTENT_TYPE
 from pyllama_spec.server.models import ServedModel, stopping
-from pyllama_spec.server.service import Event, RequestInfo, Service, Shape, timings
+from pyllama_spec.server.service import (
+    Event,
+    RequestInfo,
+    Service,
+    Shape,
+    entries_of,
+    text_or_ids,
+    timings,
+)
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
@@ -41,8 +49,7 @@ _STOPS = {"length": "limit", "stop": "eos"}
 
 async def completion(exchange: Exchange, request: NativeRequest) -> Any:
     """POST /completion."""
-    asked = _completion_request(request, request.prompt)
-    return await exchange.generate(asked, NativeShape(request))
+    return await exchange.generate(request, NativeShape(request), _to_completion)
 
 
 async def infill(exchange: Exchange, request: InfillRequest) -> Any:
@@ -53,6 +60,12 @@ async def infill(exchange: Exchange, request: InfillRequest) -> Any:
     asked = _completion_request(request, beside + request.input_prefix + request.prompt)
     asked.suffix = request.input_suffix
     return await exchange.generate(asked, NativeShape(request))
+
+
+def _to_completion(request: NativeRequest, service: Service) -> CompletionRequest:
+    vocab, n_ctx = service.llm.model.vocab, service.llm.n_ctx()
+    prompts = [text_or_ids(one, vocab, n_ctx) for one in entries_of(request.prompt)]
+    return _completion_request(request, prompts[0] if len(prompts) == 1 else prompts)
 
 
 def _completion_request(request: NativeSampling, prompt: Any) -> CompletionRequest:

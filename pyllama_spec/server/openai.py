@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 
 from pyllama_spec.engine.checks import one_of
-from pyllama_spec.errors import UnsupportedError
+from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.exchange import Exchange, Route
+from pyllama_spec.server.exchange import Exchange, Route, ToChat
 from pyllama_spec.server.models import ServedModel
-from pyllama_spec.server.service import Service, beyond
+from pyllama_spec.server.service import Service, beyond, entries_of, text_or_ids
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
-    Prompt,
+    NativeEntry,
     RerankRequest,
 )
 
 
-async def count_tokens(exchange: Exchange, request: ChatRequest) -> Any:
+async def count_tokens(exchange: Exchange, request: Any, to_chat: ToChat | None = None) -> Any:
     """POST /v1/chat/completions/input_tokens."""
-    n = await exchange.count_tokens(request)
+    n = await exchange.count_tokens(request, to_chat)
     return {"object": "response.input_tokens", "input_tokens": n}
 
 
@@ -75,7 +75,7 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
 
 async def embeddings(exchange: Exchange, request: EmbeddingRequest) -> Any:
     """POST /v1/embeddings: a vector of length 1 for each text."""
-    texts = _texts(request.input)
+    texts = entries_of(request.input)
     async with exchange.model(request.model, needs_base=True) as service:
         _check_embedding(request, texts, service)
         async with service.beside() as check:
@@ -107,23 +107,18 @@ def _check_embedding(request: EmbeddingRequest, texts: list[Any], service: Servi
         )  # fmt: skip
 
 
-def _texts(given: Prompt) -> list[str | list[int]]:
-    """The texts of a request, each as str or ids."""
-    if isinstance(given, str):
-        return [given]
-    if given and all(isinstance(one, int) for one in given):
-        return [[one for one in given if isinstance(one, int)]]
-    return [one for one in given if not isinstance(one, int)]
-
-
 def _vectors(
-    llm: Llama, texts: list[str | list[int]], check: Callable[[], None]
+    llm: Llama, texts: list[NativeEntry], check: Callable[[], None]
 ) -> tuple[list[list[float]], int]:
     """A vector per text, one after the other, so that a client may disconnect in between."""
     vectors, n_tokens = [], 0
-    for text in texts:
+    for i, text in enumerate(texts):
         check()
-        vector, n = llm.embed(text, normalize=True, truncate=False, return_count=True)
+        try:
+            given = text_or_ids(text, llm.model.vocab, llm.model.info.n_ctx_train)
+            vector, n = llm.embed(given, normalize=True, truncate=False, return_count=True)
+        except (ArgumentError, ContextFullError) as error:
+            raise (error.copied(param=f"input[{i}]") if len(texts) > 1 else error) from None
         if vector and isinstance(vector[0], list):
             raise UnsupportedError(
                 "this model returns a vector for each token, not for a text",

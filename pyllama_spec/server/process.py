@@ -31,10 +31,8 @@ from pyllama_spec.server.settings import ServerSettings
 
 # Windows has no such signal.
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-
-
-# mallopt()'s name of the limit, in glibc's malloc.h.
-_M_ARENA_MAX, _N_ARENAS = -8, 2
+# mallopt()'s names of two limits, in glibc's malloc.h.
+_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
 _MAX_HEADER_BYTES = 64 << 10
 # In addition to the time of running requests: for their last messages to arrive.
 _LAST_WORDS_S = 2
@@ -76,8 +74,7 @@ def serve(
 ) -> tuple[int, int]:
     """Serves until SIGTERM or Ctrl-C; then refuses new requests and finishes the running ones.
 
-    SIGHUP rereads the keys by settings.read_keys. Meanwhile the whole process
-    has Python's warnings off, and two arenas of the C heap.
+    Meanwhile the whole process has Python's warnings off, and a limited C heap.
 
     Args:
         llm: the model, which the caller closes; or a list of models.
@@ -91,7 +88,7 @@ def serve(
     Raises:
         ArgumentError: the address is not available, or a TLS file is unreadable.
     """
-    limit_arenas()
+    limit_heap()
     server = HttpServer(create_app(llm, settings), listening, on_start)
     with warnings.catch_warnings():
         # The library's warnings may quote a client's schema or chat.
@@ -100,18 +97,18 @@ def serve(
     return server.ended
 
 
-def limit_arenas() -> bool:
-    """Limits the C heap to two arenas, instead of eight per core.
+def limit_heap() -> None:
+    """Limits what glibc's heap keeps of freed memory: two arenas, and large blocks apart.
 
-    A dozen threads process large bodies. glibc gives each thread an arena, which keeps free memory
-    below its last used piece: after an hour of large bodies 150 MiB and more. Python's own small
-    objects are elsewhere, so the threads hardly wait for each other.
+    A dozen threads process large bodies. Each thread has an arena, which keeps what is free below
+    its last used piece, and a freed block of some MiB makes the next ones parts of an arena too.
     """
     import ctypes
 
     with suppress(AttributeError, OSError, TypeError):
-        return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _N_ARENAS))
-    return False
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_ARENA_MAX, 2)
+        libc.mallopt(_M_MMAP_THRESHOLD, 4 << 20)
 
 
 def _config(app: App, listening: Listening) -> uvicorn.Config:

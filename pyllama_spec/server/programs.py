@@ -26,9 +26,11 @@ from pyllama_spec.server.settings import (
     keys_of,
     reader_of,
 )
+from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
+    from pyllama_spec.llama.caches import BaseLlamaCache
     from pyllama_spec.server.model_list import ModelList
     from pyllama_spec.server.process import Listening
 
@@ -37,14 +39,10 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of another server, and an option that it sets.
+    """A flag of another server, with its spellings, and an option that it sets.
 
-    Attributes:
-        names: its spellings.
-        option: the option.
-        variable: the environment variable that sets it where no flag does; "" for none.
-        value: what a flag without a value sets; None for one with a value.
-        takes_many: whether all words up to the next flag are its values.
+    `variable` sets it where no flag does; `value` is that of a flag without one; with `takes_many`
+    all words up to the next flag are its values.
     """
 
     names: tuple[str, ...]
@@ -83,11 +81,7 @@ def read(
     flags: Sequence[Flag],
     is_idle: Callable[[str], bool] = lambda _: False,
 ) -> tuple[Given, Given]:
-    """Reads a command line and the environment.
-
-    A flag that is not among `flags` is listed where `is_idle` says so; all others are refused
-    together.
-    """
+    """Reads a command line and the environment; refuses what is neither known nor idle."""
     known = {spelt(name): flag for flag in flags for name in flag.names}
     given, refused = Given(), list[str]()
     left = list(words)[::-1]
@@ -158,9 +152,7 @@ def settings_of(
 ) -> tuple[ServerSettings, Listening, list[str]]:
     """The settings of a server and of its socket, and notes for the user.
 
-    `values` hold host, port, tls_cert, tls_key, api_keys, api_key_file, aliases, allowed_hosts,
-    cors_origins, and the attributes of ServerSettings in `own`; `names` are what the program calls
-    them.
+    `own` are the attributes of ServerSettings in `values`; `names` are what the program calls them.
     """
     from pyllama_spec.server.process import Listening
 
@@ -203,22 +195,13 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a command line asks for.
-
-    Attributes:
-        keywords: those of Llama(), or of the first model.
-        settings, listening: the server's.
-        models: several models, in place of one.
-        adapters: LoRA files.
-        notes: lines for the user.
-        log_level, log_file: of the server's log.
-        names: what the user called each option.
-    """
+    """What a command line asks for; `names` are what it calls each option."""
 
     keywords: dict[str, Any]
     settings: ServerSettings
     listening: Listening
     models: ModelList | None = None
+    cache: BaseLlamaCache | None = None
     adapters: Sequence[str] = ()
     notes: Sequence[str] = ()
     log_level: int = logging.INFO
@@ -246,8 +229,11 @@ def run(
     except PyllamaSpecError as error:
         _say(program, f"error: {error}")
         return EXIT_USAGE
+    say = partial(_say, program)
+    for line in (f"version {__version__}, llama.cpp {engine_version()}", *meant.notes):
+        say(line)
     try:
-        _serve(meant, partial(_say, program))
+        serve_plan(meant, say)
     except PyllamaSpecError as error:
         _say(program, f"error: {error.rendered(Face(meant.names, pair='{} {}'))}")
         return EXIT_FAILURE
@@ -277,27 +263,28 @@ def set_up_log(level: int, *, is_json: bool, file: Path | None = None) -> None:
     logging.getLogger("pyllama_spec.server").setLevel(level)
 
 
-def _serve(meant: Plan, say: Callable[[str], None]) -> None:
+def serve_plan(meant: Plan, say: Callable[[str], None]) -> tuple[int, int]:
+    """Serves what is planned until a signal ends it; returns what serve() returns."""
     from pyllama_spec.server import serve
 
-    say(f"version {__version__}, llama.cpp {engine_version()}")
-    for note in meant.notes:
-        say(note)
-
-    def listens(served: str) -> Callable[[str], None]:
-        return lambda url: say(f"server is listening on {url}, with {served}")
-
     if meant.models is not None:
-        n = len(meant.models.specs)
-        serve(meant.models, meant.settings, meant.listening, on_start=listens(f"{n} models"))
-        return
+        models = replace(meant.models, cache=meant.cache)
+        served = plural(len(models.specs), "model")
+        return serve(
+            models, meant.settings, meant.listening,
+            on_start=lambda url: say(f"{served} at {url}"),
+        )  # fmt: skip
     with Llama(**meant.keywords) as llm:
         if meant.adapters:
             llm.set_adapters([(path, 1.0) for path in meant.adapters])
-        served = Path(meant.keywords["model_path"]).name
-        with suppress(UnsupportedError):  # a model that only embeds has no draft
-            served += f", draft {llm.drafter_name}"
-        serve(llm, meant.settings, meant.listening, on_start=listens(served))
+        llm.cache, more = meant.cache, ""
+        with suppress(UnsupportedError):  # of a model that only embeds
+            more = f", {plural(llm.n_parallel, 'request')} at once, draft {llm.drafter_name}"
+        name = Path(meant.keywords["model_path"]).name
+        return serve(
+            llm, meant.settings, meant.listening,
+            on_start=lambda url: say(f"{name} answers at {url}{more}"),
+        )  # fmt: skip
 
 
 def _say(program: str, line: str) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.server import openai
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialect import (
     BlockShape,
@@ -366,8 +367,7 @@ async def responses(exchange: Exchange, body: ResponsesRequest) -> Any:
 
 async def count_tokens(exchange: Exchange, body: ResponsesRequest) -> Any:
     """POST /v1/responses/input_tokens."""
-    n = await exchange.count_tokens(body, _to_chat)
-    return {"object": "response.input_tokens", "input_tokens": n}
+    return await openai.count_tokens(exchange, body, _to_chat)
 
 
 ROUTES = (

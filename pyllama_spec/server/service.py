@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllama_spec._version import __version__
+from pyllama_spec.chat.template import check_fits
 from pyllama_spec.constraints import left_out_of
-from pyllama_spec.engine import engine_version
+from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import (
     CancelledError,
     EngineError,
@@ -44,6 +45,9 @@ from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
     Json,
+    NativeEntry,
+    NativePrompt,
+    PromptObject,
     Sampling,
     Speculation,
 )
@@ -70,7 +74,8 @@ _NO_CONSTRAINTS = (
 # Fields of other servers that limit or change a text, and the values that change nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "lora": (None, []), "dynatemp_range": (None, 0), "t_max_predict_ms": (None, 0, -1),
-    "allowed_token_ids": (None, []), "use_beam_search": (None, False), "best_of": (None, 1),
+    "allowed_token_ids": (None, []), "bad_words": (None, []), "use_beam_search": (None, False),
+    "best_of": (None, 1),
 }  # fmt: skip
 # Fields that are translated below, or are not for the library.
 _APART = frozenset((
@@ -81,13 +86,9 @@ _APART = frozenset((
 
 
 class RequestInfo:
-    """An HTTP request beside its body.
+    """An HTTP request beside its body: its id, its key's owner, and when it arrived.
 
-    Attributes:
-        id: the client's, where it is a short word; else the server's own.
-        caller: the owner of the request's key; "" where none is needed.
-        note: figures for the request's line of the log: counts, never text.
-        arrived_at: when it arrived, by monotonic().
+    `note` has the figures of its line in the log: counts, never text.
     """
 
     def __init__(self, client_id: str = "") -> None:
@@ -196,7 +197,13 @@ class Service:
         """The keywords of a call within the limits."""
         if isinstance(asked, ChatRequest):
             self._name_system(asked.messages)
-        return keywords_of(asked, self.settings, self.name, info.caller)
+            is_open = asked.continue_final_message is None and not asked.add_generation_prompt
+            if is_open and self.settings.continues_last:
+                asked.continue_final_message = _ends_in_answer(asked.messages)
+        keywords = keywords_of(asked, self.settings, self.name, info.caller)
+        if asked.logit_bias is not None:
+            keywords["logit_bias"] = _bias(asked.logit_bias, self.llm.model.vocab)
+        return keywords
 
     def _name_system(self, messages: Sequence[Json]) -> None:
         """Makes a developer the system where the template names none: most leave him out."""
@@ -362,13 +369,6 @@ class Answer:
             whole["note"] = note
         usage = response.get("usage")
         timing, speculation = response.get("timing"), response.get("speculation")
-        if timing:
-            whole["timing"] = _of_request(timing)
-        if any("timing" in one for one in response["choices"]):
-            whole["choices"] = [
-                {**one, "timing": _of_request(one["timing"])} if "timing" in one else one
-                for one in response["choices"]
-            ]
         if usage and timing and speculation and "decode_s" in timing:
             whole["timings"] = timings(usage, timing, speculation)
         return whole
@@ -398,11 +398,6 @@ def _loosening(response_format: Any) -> str:
     inner = (response_format or {}).get("json_schema", response_format)
     is_loose = isinstance(inner, dict) and inner.get("strict") is False
     return left_out_of(inner["schema"]) if is_loose and inner.get("schema") else ""
-
-
-def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:
-    """The times without those of loading, which precedes any request."""
-    return {name: value for name, value in timing.items() if name not in ("load_s", "draft_load_s")}
 
 
 def _sum_of(parts: Sequence[Response], name: str) -> int:
@@ -448,6 +443,14 @@ def timings(
 # ---- the keywords of a call
 
 
+def _ends_in_answer(messages: Sequence[Json]) -> bool:
+    """Whether a chat ends in the beginning of an answer, as llama-server sees it."""
+    roles = [message.get("role") for message in messages[-2:]]
+    if roles == ["assistant"] * 2:
+        raise _wrong("messages", "messages end in two of the assistant: join them")
+    return roles[-1:] == ["assistant"] and not messages[-1].get("tool_calls")
+
+
 def keywords_of(
     request: Sampling, settings: ServerSettings, name: str, caller: str
 ) -> dict[str, Any]:
@@ -477,8 +480,6 @@ def keywords_of(
         keywords["response_format"] = form
     if request.prediction is not None:
         keywords["prediction"] = _predicted(request.prediction.content)
-    if request.logit_bias is not None:
-        keywords["logit_bias"] = _bias(request.logit_bias)
     if keywords.get("max_completion_tokens") is not None:
         keywords["max_tokens"] = keywords.pop("max_completion_tokens")
     _limit(keywords, settings)
@@ -600,7 +601,37 @@ def _bound(keywords: dict[str, Any], name: str, most: float | None) -> None:
         keywords[name] = most
 
 
-def _bias(given: Mapping[str, float] | list[Bias]) -> dict[int | str, float]:
-    """The logit biases by id."""
-    pairs = given if isinstance(given, list) else list(given.items())
-    return {token: -math.inf if bias is False else float(bias) for token, bias in pairs}
+def _bias(given: Mapping[str, float] | list[Bias], vocab: Vocab) -> dict[int, float]:
+    """The logit biases by id; of a text, those of all its tokens."""
+    found = {}
+    for word, bias in given if isinstance(given, list) else given.items():
+        is_id = isinstance(word, int) or word.removeprefix("-").isdecimal()
+        for token in [int(word)] if is_id else vocab.tokenize(str(word), add_special=False):
+            found[token] = -math.inf if bias is False else float(bias)
+    return found
+
+
+# ---- prompts
+
+
+def entries_of(given: NativePrompt) -> list[NativeEntry]:
+    """The prompts of a request: a list with an id is one."""
+    if isinstance(given, list) and not any(isinstance(one, int) for one in given):
+        return given  # type: ignore[return-value]
+    return [given]  # type: ignore[list-item]
+
+
+def text_or_ids(entry: NativeEntry, vocab: Vocab, n_ctx: int) -> str | list[int]:
+    """A prompt as the library takes it; a text between ids is refused if it is too long."""
+    if isinstance(entry, PromptObject):
+        return entry.prompt_string or "".join(part.text for part in entry.content)
+    if isinstance(entry, str):
+        return entry
+    ids = list[int]()
+    for part in entry:
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            check_fits(vocab, part, n_ctx)
+            ids += vocab.tokenize(part, add_special=not ids, parse_special=True)
+    return ids

@@ -34,6 +34,7 @@ class ServerSettings:
         defaults: request options for requests without them, by RequestOptions' names.
         chat_defaults: the same for chats alone, by the names of create_chat_completion().
         is_greedy_below_0: whether a temperature below 0 is greedy; otherwise as in Llama.
+        continues_last: whether a last message of the assistant is the beginning of the answer.
         max_body_bytes: the most bytes of a request's body.
         max_inputs: the most texts in one request for embeddings, documents in one to rank, and
             prompts in one completion.
@@ -65,6 +66,13 @@ class ServerSettings:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     chat_defaults: Mapping[str, Any] = field(default_factory=dict)
     is_greedy_below_0: bool = False
+    continues_last: bool = option(
+        False,
+        server="--prefill-assistant",
+        variable="ARG_PREFILL_ASSISTANT",
+        server_off="--no-prefill-assistant",
+        variable_off="ARG_NO_PREFILL_ASSISTANT",
+    )
     # fmt: off
     max_body_bytes: int = option(8 << 20, low=1)
     max_inputs: int = option(2048, low=1)

@@ -16,15 +16,35 @@ from pyllama_spec.options import Option, options_of
 from pyllama_spec.requests.options import RequestOptions
 
 Json = dict[str, Any]
-# A token's id and what is added to its logit, false for never: llama-server's form.
-Bias = tuple[int | str, float | bool]
+# A token's id, or a text, and what is added to the logits, false for never: llama-server's form.
+_Word = Annotated[str, Meta(max_length=64)]
+Bias = tuple[int | _Word, float | bool]
 # Lists that a request is checked against token by token, or that are gone through for each.
 _MANY = Meta(max_length=10_000)
-Biases = Annotated[dict[str, float], _MANY] | Annotated[list[Bias], _MANY]
+Biases = Annotated[dict[_Word, float], _MANY] | Annotated[list[Bias], _MANY]
 Name = Annotated[str, Meta(max_length=256)]
 Texts = Annotated[list[str], Meta(max_length=64)]
 # One prompt, as text or ids, or a list of them; the longest contexts have as many ids.
-Prompt = str | Annotated[list[str | int | list[int]], Meta(max_length=1 << 20)]
+_LONG = Meta(max_length=1 << 20)
+Prompt = str | Annotated[list[str | int | list[int]], _LONG]
+
+
+class PromptPart(Struct, tag_field="type", tag="text"):
+    """A text of a prompt in parts."""
+
+    text: str
+
+
+class PromptObject(Struct, forbid_unknown_fields=True):
+    """llama-server's form of a prompt that may have images, here without any."""
+
+    prompt_string: str = ""
+    content: list[PromptPart] = []
+
+
+# llama-server's forms of prompts: an object, and texts between ids too.
+NativeEntry = str | PromptObject | list[int | str]
+NativePrompt = str | PromptObject | Annotated[list[int | NativeEntry], _LONG]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -116,6 +136,7 @@ class Sampling(Struct, kw_only=True):
     dynatemp_range: Any = None
     t_max_predict_ms: Any = None
     allowed_token_ids: Any = None
+    bad_words: Any = None
     use_beam_search: Any = None
     user: str | None = None
     stream: bool | None = None
@@ -157,7 +178,7 @@ class CompletionRequest(Sampling, kw_only=True):
 class EmbeddingRequest(Struct, kw_only=True):
     """The body of /v1/embeddings."""
 
-    input: Prompt
+    input: NativePrompt
     model: Name | None = None
     encoding_format: str = "float"
     dimensions: int | None = None
@@ -204,7 +225,7 @@ class NativeSampling(Sampling, kw_only=True):
 class NativeRequest(NativeSampling, kw_only=True):
     """The body of llama-server's /completion."""
 
-    prompt: Prompt
+    prompt: NativePrompt
 
 
 class InfillExtra(Struct, kw_only=True):

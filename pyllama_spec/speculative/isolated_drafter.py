@@ -111,18 +111,6 @@ class IsolatedDrafter:
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
             self._fail("restore", error, seq)
 
-    def catch_up(self, seq: int, tokens: Sequence[int]) -> None:
-        """Commits the tokens that the drafter lacks, after restore() in the middle of a text.
-
-        A drafter that wants rows which are gone is disabled until the next prompt.
-        """
-        if self._n_known.get(seq, 0) >= len(tokens) or not self.listens:
-            return
-        if self.target_layers:
-            self._n_known.pop(seq, None)
-        else:
-            self.resume_at(seq, len(tokens), tokens)
-
     def truncate(self, seq: int, n_keep: int) -> None:
         """See Drafter.truncate."""
         self._call("truncate", seq, n_keep)

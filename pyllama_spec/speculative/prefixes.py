@@ -310,12 +310,6 @@ class HeldSequences:
         self._rollback.forget(state)
         self._drafter.truncate(state.seq_id, 0)
 
-    def shelve_held(self, seq: int, *, unless: SequenceState) -> None:
-        """Stores the content of sequence `seq`, unless it is the given one."""
-        run = self._runs.get(seq)
-        if run is not None and run.seq_id == seq and run.state is not unless:
-            self.shelve(run.state)
-
     def shelve(self, state: SequenceState) -> None:
         """Stores a sequence's content, unless the store or another sequence has it."""
         store, n = self.store, state.n_decoded

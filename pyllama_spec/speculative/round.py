@@ -45,7 +45,6 @@ from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Scheduler
 from pyllama_spec.speculative.sequence import (
     Adapters,
-    SavedSequence,
     SequenceRun,
     Step,
 )
@@ -143,7 +142,7 @@ class Round:
         self.settle_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
             run.stats.reason_off = _NEVER.format(self.max_draft_reason)
-        self.scheduler.begin(run)
+        self.scheduler.controller.begin(state.seq_id)
         self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
         self.sequences.begin(run)
         run.timing.prompt_s += perf_counter() - start
@@ -157,23 +156,6 @@ class Round:
             run.stats.acceptance = "noise"
         else:
             run.stats.acceptance = "exact" if run.rejection is None else "distribution"
-
-    def resume(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
-        """Continues a run in the middle of its text, on any sequence of the context.
-
-        Raises:
-            ArgumentError: see HeldSequences.restore().
-        """
-        state = run.state
-        self.sequences.shelve_held(seq_id, unless=state)
-        self.drafter.begin_request(seq_id, remember=run.remember, user=run.user)
-        state.seq_id, run.waits_for = seq_id, None
-        self.sequences.restore(state, saved)
-        self.scheduler.begin(run)
-        # It knows the pending token too, of a text that is being generated and not read again.
-        is_whole = run.n_generated and not run.n_missing
-        n_known = len(state.tokens) if is_whole else state.n_decoded
-        self.drafter.catch_up(seq_id, state.tokens[:n_known])
 
     # ---- a round
 

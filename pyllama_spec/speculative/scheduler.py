@@ -194,18 +194,6 @@ class Scheduler:
         )
         return out
 
-    def begin(self, run: SequenceRun) -> None:
-        """Tells the controller that a text begins, or continues after pause()."""
-        n_tokens = run.n_before + run.n_generated
-        if n_tokens:
-            self.controller.resume(run.seq_id, n_tokens)
-        else:
-            self.controller.begin(run.seq_id)
-
-    def pause(self, run: SequenceRun) -> None:
-        """Tells the controller that a run's text leaves its sequence, and continues later."""
-        self.controller.pause(run.seq_id)
-
     def plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
         """The spans of a round before drafting."""
         if len(runs) == 1 and not runs[0].n_missing:  # nearly always, and then it should be quick

@@ -104,7 +104,7 @@ class SequenceState:
 
 
 class SavedSequence(NamedTuple):
-    """A sequence in the host's memory, for Round.resume() and HeldSequences.restore()."""
+    """A sequence in the host's memory, for HeldSequences.restore()."""
 
     tokens: tuple[int, ...]
     n_decoded: int
@@ -112,15 +112,6 @@ class SavedSequence(NamedTuple):
     memory: bytes  # the engine's; b"" if nothing was decoded
     drafter: bytes | None  # None if it saved none: the tokens are committed to it again
     adapters: Adapters = None
-
-    @property
-    def n_bytes(self) -> int:
-        """The bytes of the copies."""
-        return len(self.memory) + len(self.drafter or b"")
-
-    def without_memory(self) -> SavedSequence:
-        """The tokens without the copies: resuming computes them again."""
-        return self._replace(n_decoded=0, n_given=None, memory=b"", drafter=None)
 
 
 class Step(NamedTuple):
@@ -174,8 +165,6 @@ class SequenceRun:
     rejection: RejectionSampling | None = None
     # The noise of a sampler that draws by shared noise, for drafters that draw; else None.
     noise: SharedNoise | None = None
-    # The number of tokens of its text that were generated before its context shift.
-    n_before: int = 0
     # The maximum number of prompt tokens to reuse, from this sequence alone; None for as many as
     # any sequence holds.
     max_held: int | None = None

@@ -174,7 +174,7 @@ def test_build_leaves_links_in_a_folder_out(
     store = tmp_path / "a.memory"
     assert memory("build", store, inside, "-m", model) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 files with text" in said and "left out: 4" in said
+    assert "1 file with text" in said and "left out: 4" in said
     assert said_by(store, model).strip() == "this is a text of mine"
     for named in (inside / "to a file", inside / "sub" / "to a folder"):
         assert memory("build", store, named, "-m", model) == 0

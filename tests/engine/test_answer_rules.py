@@ -9,8 +9,6 @@ from pyllama_spec import EngineError
 from pyllama_spec.engine import Model, Sampler, SamplerParams
 from tests.models import EOS, model_path
 
-# Of one token, of several, of several that join in many ways, and no whole character.
-WORDS = ("the", "a", " t", "ing", "there is", "er\n", "aaa", "abab", "é", "日本")
 N_STEPS = 60
 
 
@@ -20,53 +18,43 @@ def model() -> Model:
 
 
 def allowed_by_hand(
-    model: Model, text: bytes, n: int, words: tuple[str, ...], params: SamplerParams
+    model: Model, n: int, params: SamplerParams
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """For each id whether it may follow: the words looked for in the whole text each time."""
+    """For each id whether it may come as the n-th token."""
     vocab = model.vocab
     allowed = np.ones(vocab.n_tokens, dtype=bool)
     for token in range(vocab.n_tokens):
-        whole = text + vocab.piece(token)
         is_end = vocab.is_eog(token)
         early = n < params.min_tokens and (is_end or token in params.stop_token_ids)
-        bad = any(word.encode() in whole for word in words)
-        allowed[token] = not (early or bad or (params.ignore_eos and is_end))
+        allowed[token] = not (early or (params.ignore_eos and is_end))
     return allowed
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("words", [WORDS, ("ab",), ("abcab",), ("t", "he "), ()])
 @pytest.mark.parametrize(
     "ends", [{}, {"min_tokens": 25, "stop_token_ids": (97, 100)}, {"ignore_eos": True}]
 )
 def test_each_token_is_one_that_a_mask_by_hand_allows(
-    model: Model, words: tuple[str, ...], ends: dict[str, object], temperature: float
+    model: Model, ends: dict[str, object], temperature: float
 ) -> None:
     params = SamplerParams(
-        temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=3, bad_words=words,
+        temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=3,
         **ends,  # type: ignore[arg-type]
     )  # fmt: skip
     sampler = Sampler(model, params)
-    rng = np.random.default_rng(len(words))
-    # Few letters and what they join to: words come near all the time.
-    liked = [t for t in range(model.vocab.n_tokens) if set(model.vocab.piece(t)) <= set(b"ab the")]
-    text, n_barred = b"", 0
+    rng = np.random.default_rng(1)
+    n_barred = 0
     for n in range(N_STEPS):
         row = rng.standard_normal(model.vocab.n_tokens).astype(np.float32)
-        row[[*liked, EOS, 97, 100]] += 6.0
-        if words and n % 3:  # go on with a word as far as it is there
-            word = words[n % len(words)].encode()
-            begun = max(k for k in range(len(word)) if text.endswith(word[:k]))
-            row[word[begun]] += 9.0
-        allowed = allowed_by_hand(model, text, n, words, params)
+        row[[EOS, 97, 100]] += 6.0
+        allowed = allowed_by_hand(model, n, params)
         token = sampler.sample_row(row)
-        assert allowed[token], (text, token)
+        assert allowed[token], token
         if temperature == 0:
             assert token == int(np.argmax(np.where(allowed, row, -np.inf)))
         n_barred += not allowed[int(np.argmax(row))]
         sampler.accept(token)
-        text += model.vocab.piece(token)
-    assert n_barred or not (words or ends)
+    assert n_barred or not ends
     copy = sampler.clone()
     row = rng.standard_normal(model.vocab.n_tokens).astype(np.float32)
     assert copy.sample_row(row) == sampler.sample_row(row)

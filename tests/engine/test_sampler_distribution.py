@@ -56,7 +56,7 @@ def test_it_is_what_the_chain_leaves(context: Context, chain: str) -> None:
         {"top_k": 6, "logit_bias": {97: 3.0, 98: 2.0, 99: -100.0}},
         {"presence_penalty": 4.0, "frequency_penalty": 2.0, "repeat_penalty": 1.5, "top_p": 0.9},
         {"dry_multiplier": 2.0, "dry_allowed_length": 1, "top_k": 8},
-        {"bad_words": ("a", "b", "c"), "top_k": 12, "temperature": 2.0},
+        {"ignore_eos": True, "top_k": 12, "temperature": 2.0},
         {"stop_token_ids": (97, 98), "min_tokens": 9, "min_p": 0.02},
     ],
     ids=lambda values: next(iter(values)),

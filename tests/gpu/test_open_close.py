@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import gc
 
+import pytest
+
 from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -49,6 +51,7 @@ def _open_and_close() -> None:
         drafter.close()
 
 
+@pytest.mark.posix
 def test_what_is_closed_is_given_back() -> None:
     for _ in range(2):  # shaders are compiled and buffers of the driver's own made
         _open_and_close()

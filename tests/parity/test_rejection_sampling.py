@@ -224,7 +224,7 @@ def test_leaving_out_unlikely_draws_shows(monkeypatch: pytest.MonkeyPatch) -> No
     [
         {"temperature": 0.7, "top_p": 0.85},
         {"presence_penalty": 0.8, "frequency_penalty": 0.3, "logit_bias": {A: 0.5}},
-        {"temperature": 1.3, "min_p": 0.3, "bad_words": ("aa", "cb"), "min_tokens": 3},
+        {"temperature": 1.3, "min_p": 0.3, "min_tokens": 3},
     ],
 )
 def test_with_all_of_the_chain(values: dict[str, Any]) -> None:

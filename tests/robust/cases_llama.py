@@ -126,7 +126,7 @@ CASES.values(
     "request", _complete, ArgumentError, max_tokens="9", temperature=_NAN, stop="",
     grammar="root ::= (", response_format=[{"type": "x"}, "json"], echo=1,
     logit_bias=[{N_VOCAB: 1.0}, {65: 3.4e38}], logprobs=-1, repeat_penalty=0, n=0,
-    min_tokens=[-1, 17], stop_token_ids=(-1,), bad_words=[("",), ("a\0",)], acceptance="x",
+    min_tokens=[-1, 17], stop_token_ids=(-1,), acceptance="x",
     reasoning_effort="x", continue_final_message=True, stream="yes", n_keep=-2, timeout_s=-1,
 )  # fmt: skip
 CASES.values(

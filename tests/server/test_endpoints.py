@@ -23,6 +23,7 @@ from tests.faces.tools import open_tiny
 from tests.models import CHATML_TEMPLATE, model_path
 from tests.server.world import TEXT, Client, Endless, is_idle, served, stages, until
 
+CHAT = "/v1/chat/completions"
 DOCUMENTS = ["a cat sat", "rain", "the other cat"]
 # Of the tokens around a gap, which the tiny model's file does not name.
 FILLS = {f"tokenizer.ggml.fim_{name}_token_id": 65 + i for i, name in enumerate(
@@ -124,14 +125,37 @@ def test_a_template(client: Client) -> None:
         assert "developer\n" in knows.right("/apply-template", developers)["prompt"]
 
 
-def test_a_temperature_below_0(client: Client) -> None:
-    settings = llama_server.plan(["-m", "t.gguf"], {}).settings
-    with served(open_tiny(), is_greedy_below_0=settings.is_greedy_below_0) as theirs:
+def test_what_llama_servers_flags_mean(client: Client) -> None:
+    """A temperature below 0 is greedy; a last message of the assistant begins the answer."""
+    given = llama_server.plan(["-m", "t.gguf"], {}).settings
+    own = {name: getattr(given, name) for name in ("is_greedy_below_0", "continues_last")}
+    begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the c"}]
+    chat: dict[str, Any] = {"messages": begun, "max_tokens": 9, "temperature": 0}
+    with served(open_tiny(), **own) as theirs:
         greedy, *others = (
             one.right(TEXT, {"prompt": "the cat", "seed": 1, "temperature": t})["choices"]
             for one, t in ((client, 0), (client, -1), (theirs, 0), (theirs, -1))
         )
+        ours = client.right(CHAT, {**chat, "continue_final_message": True})
+        assert theirs.right(CHAT, chat)["choices"] == ours["choices"]
+        assert theirs.post(CHAT, {"messages": [*begun, begun[1]]})[0] == 400
+    assert client.right(CHAT, chat)["usage"] != ours["usage"]
     assert [one == greedy for one in others] == [False, True, True]
+
+
+def test_prompts_in_llama_servers_form(client: Client) -> None:
+    ids, body = client.service.llm.tokenize("the", add_bos=False), {"temperature": 0}
+    parts = [{"type": "text", "text": "the"}, {"type": "text", "text": " cat"}]
+    text, *others = ("the cat", {"prompt_string": "the cat"}, {"content": parts}, [*ids, " cat"],
+                     [[*ids, " cat"]])  # fmt: skip
+    answer = client.right("/completion", {**body, "prompt": text, "n_predict": 9})["content"]
+    vectors = client.right("/v1/embeddings", {"input": text})["data"]
+    for one in others:
+        asked = {**body, "prompt": one, "n_predict": 9}
+        assert client.right("/completion", asked)["content"] == answer
+        assert client.right("/v1/embeddings", {"input": one})["data"] == vectors
+    image = {"prompt_string": "a", "multimodal_data": ["x"]}
+    assert client.post("/completion", {"prompt": image})[0] == 400
 
 
 def test_a_token_that_is_barred_in_llama_servers_form(client: Client) -> None:
@@ -139,6 +163,8 @@ def test_a_token_that_is_barred_in_llama_servers_form(client: Client) -> None:
     first = client.right("/completion", body)["tokens"][0]
     barred = client.right("/completion", {**body, "logit_bias": [[first, False]]})
     assert first not in barred["tokens"]
+    by_text = client.right("/completion", {**body, "logit_bias": {"q": 50.0}})
+    assert by_text["content"] == 20 * "q"
     assert barred["timings"]["draft_n_accepted"] == barred["speculation"]["accepted"]
 
 

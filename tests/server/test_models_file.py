@@ -130,7 +130,7 @@ def test_the_command_serves_the_models_of_a_file(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             line = next(one for one in process.stdout if "http://" in one)
-            assert line.startswith("2 models of models.toml answer at ")
+            assert line.startswith("2 models at ")
             url = line.split()[-1]
             asked: dict[str, Any] = {"prompt": "xyz", "temperature": 0, "ignore_eos": True}
             answer = httpx.post(f"{url}/v1/completions", json={**asked, "model": "b/c"}, timeout=60)

@@ -42,7 +42,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "/v1/completions": {
         "prompt": "hi", "max_tokens": 3, "suffix": "b", "echo": True, "logprobs": 2, "n": 2,
         "best_of": 2, "grammar": "root ::= [a-z]", "stop": "x", "mirostat": 2, "xtc_threshold": 0.1,
-        "dry_multiplier": 0.5, "bad_words": ["b"], "stop_token_ids": [97], "ignore_eos": True,
+        "dry_multiplier": 0.5, "stop_token_ids": [97], "ignore_eos": True,
         "stream": False, "repetition_penalty": 1.1, "return_token_ids": True, "n_keep": 1,
         "json_schema": {"type": "string", "pattern": "[a-c]{2}"}, "context_shift": True,
     },

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pyllama_spec import server
 from pyllama_spec.cli import serve
 from pyllama_spec.cli.entry import command_parser, main
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
@@ -20,20 +21,9 @@ from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
 from pyllama_spec.server.models import Keys
+from pyllama_spec.server.programs import serve_plan
 from pyllama_spec.server.settings import LOOPBACK
 from tests.models import model_path
-
-
-@pytest.mark.parametrize("given, environment, names", [
-    ("-a smol", {}, ("smol",)), ("-a smol,gpt-4o", {}, ("smol", "gpt-4o")),
-    ("--alias a,,b,b", {}, ("a", "b")), ("", {"LLAMA_ARG_ALIAS": "x,y"}, ("x", "y")), ("", {}, ()),
-])  # fmt: skip
-def test_names_of_a_model(given: str, environment: dict[str, str], names: tuple[str, ...]) -> None:
-    settings = llama_server.plan(["-m", "t.gguf", *given.split()], environment).settings
-    assert (settings.alias, *settings.aliases) == (names or (None,))
-    words = ["--alias", ",".join(names)] if names else []
-    ours, *_ = serve._settings(command_parser().parse_args(["serve", "-m", "t.gguf", *words]))
-    assert (ours.alias, *ours.aliases) == (names or (None,))
 
 
 def test_names_of_hosts_beside_those_of_the_machine() -> None:
@@ -47,7 +37,6 @@ def test_names_of_hosts_beside_those_of_the_machine() -> None:
         ["--model", "m", "--allowed_hosts", "LLM.example", "a.example"], {"ALLOWED_HOSTS": "b"}
     )
     assert of_python.settings.allowed_hosts == ("llm.example", "a.example", *LOOPBACK)
-    assert llama_cpp_server.plan(["--model", "m"], {}).settings.allowed_hosts == LOOPBACK
     assert hosts("") == (LOOPBACK, LOOPBACK)
     assert hosts("--host 0.0.0.0") == ((), ())
     for line in ("--allowed-hosts llm.example", "--host 0.0.0.0 --allowed-hosts LLM.example"):
@@ -64,7 +53,6 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
     for settings, expected in ((theirs, ["two", "three # name"]), (ours, ["three # name"])):
         assert settings.read_keys is not None
         assert list(settings.read_keys()) == expected
-    assert llama_server.plan(["-m", "t.gguf", "--api-key", "two"], {}).settings.read_keys is None
 
 
 @pytest.mark.parametrize("line", [
@@ -156,6 +144,14 @@ def test_a_config_file_of_several_models(tmp_path: Path) -> None:
     assert meant.models.takes_any_name
 
 
+def test_a_model_that_only_embeds_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(server, "serve", lambda *_, on_start: on_start("URL"), raising=False)
+    plan = llama_server.plan(["-m", str(model_path("bert")), "--embeddings", "-c", "64"], {})
+    serve_plan(plan, said.append)
+    assert "URL" in said[0]
+
+
 _PROGRAMS = [
     ("pyllama_spec.cli serve", "-m {model} -c 256 --parallel 1 --port 0 -d none"),
     ("pyllama_spec.server.llama_server", "-m {model} -c 256 -np 1 --port 0 --temp 0 --jinja"),
@@ -167,8 +163,6 @@ _FIRST_AND_LAST = {
     "pyllama_spec.server.llama_server": ("pyllama-spec-llama-server: ", ""),
     "pyllama_spec.llama_cpp.server": ("pyllama_spec.llama_cpp.server: ", ""),
 }
-
-
 _TOLD = {
     "pyllama_spec.cli serve": ("--embeddings", "--n-ctx"),
     "pyllama_spec.server.llama_server": ("--embeddings", "-c"),

@@ -54,7 +54,7 @@ class Drawn:
             "min_tokens": rng.randrange(1, self.options["max_tokens"] + 1),
             "frequency_penalty": 0.4, "presence_penalty": -0.2, "stop": [rng.choice("aegt "), "zz"],
             "logit_bias": {str(97 + rng.randrange(26)): rng.choice([-5.0, 3.0, 50.0])},
-            "ignore_eos": True, "bad_words": ["e", "th"], "grammar": "root ::= [a-h ]+",
+            "ignore_eos": True, "grammar": "root ::= [a-h ]+",
         }  # fmt: skip
         for name in rng.sample(sorted(drawn), rng.randrange(5)):
             self.options[name] = drawn[name]

@@ -58,6 +58,9 @@ def prepare(folder: Path, wheel: Path) -> None:
         link.unlink(missing_ok=True)
         link.symlink_to(_ROOT / name)
     _wine(folder, "winecfg", "-v", "win10")
+    # One of 2016: Python there has no socket options of later ones, which Wine 8 lacks.
+    key = r"HKLM\Software\Microsoft\Windows NT\CurrentVersion"
+    _wine(folder, "reg", "add", key, "/v", "CurrentBuildNumber", "/d", "14393", "/f")
 
 
 def main() -> None:

@@ -144,13 +144,6 @@ class Controller:
     def begin(self, seq: int) -> None:
         """A request begins on a sequence."""
 
-    def pause(self, seq: int) -> None:
-        """The text on a sequence leaves it before its end, and may continue by resume()."""
-
-    def resume(self, seq: int, n_tokens: int) -> None:
-        """A paused text with n generated tokens continues on a sequence; begins it by default."""
-        self.begin(seq)
-
     def catch_up(self, seq: int, n_tokens: int) -> None:
         """Notes that the drafter reads n tokens of the sequence before its next draft."""
 

@@ -270,15 +270,6 @@ class ProfitController(Controller):
         # Not every short text is worth a trial draft.
         state.wait = max(_FIRST_RETRY // 2, int(min(self._debt / _RETRY_SHARE, _DEAR_RETRY)))
 
-    def pause(self, seq: int) -> None:
-        """Forgets the sequence: the length of its text is not known yet."""
-        self._sequences.pop(seq, None)
-
-    def resume(self, seq: int, n_tokens: int) -> None:
-        """Starts as a new text does, with the length so far."""
-        self.begin(seq)
-        self._sequences[seq].n_tokens = n_tokens - 1  # learn() counts no prompt's first token
-
     def catch_up(self, seq: int, n_tokens: int) -> None:
         """Counts the unread tokens as rounds in which the model was not asked."""
         state = self._of(seq)
