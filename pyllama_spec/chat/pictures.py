@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +29,8 @@ def take_pictures(messages: object) -> tuple[Any, dict[str, Pixels]]:
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         return messages, {}
+    import secrets
+
     pictures: dict[str, Pixels] = {}
     out: list[Any] = []
     for i, message in enumerate(messages):

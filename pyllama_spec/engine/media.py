@@ -7,7 +7,6 @@ picture, and never one with another.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -261,6 +260,8 @@ class Projector(Owner):
 
 def _digest(kind: str, data: npt.NDArray[Any]) -> bytes:
     """A digest of a medium's content and shape."""
+    import hashlib
+
     return hashlib.sha256(f"{kind} {data.shape} ".encode() + data.tobytes()).digest()
 
 

@@ -6,7 +6,6 @@ so that the ids of a text alone say where each of them is in a model's memory.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -33,6 +32,8 @@ def media_ids(digest: bytes, n_rows: int, n_positions: int) -> tuple[int, ...]:
 
     All others are 31 bits of the digest and the row's number.
     """
+    import hashlib  # not for a model without pictures
+
     words = np.frombuffer(hashlib.shake_256(digest).digest(4 * n_rows), np.uint32) & (_FIRST - 1)
     values = words.astype(np.int64)
     values[0] |= _FIRST

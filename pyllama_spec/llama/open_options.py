@@ -102,8 +102,6 @@ class OpenOptions:
         op_offload: let a GPU compute wide batches of layers in the host's memory; None for no.
         swa_full: keep sliding-window layers whole, so that any prefix can be reused; None for yes.
         last_n_tokens_size: how many past tokens penalties see.
-        mmproj_path: the model's second file, if it sees: its projector. Chats may then have
-            image_url parts with data: URLs.
         lora_path, lora_scale: an adapter, and how much of it; set_adapters() takes several.
         lora_base: nothing, as in llama-cpp-python.
         numa, no_perf: nothing.
@@ -116,6 +114,8 @@ class OpenOptions:
         spm_infill: put the suffix before the prefix to fill a gap.
         verbose: progress bars, the engine's messages while it loads, and a line for each request,
             on stderr.
+        mmproj_path: the model's second file, if it sees: its projector. Chats may then have
+            image_url parts with data: URLs.
         draft: the drafter. None or "none" for plain decoding; "prompt-lookup" for copies of the
             text itself; "suffix" for copies of earlier requests' texts too; "grammar" for only the
             tokens that a grammar or schema forces (every other drafter drafts them as well); "mtp"
@@ -260,10 +260,6 @@ class OpenOptions:
     lora_path: str | os.PathLike[str] | None = option(
         None, check=_file, cli="--lora", metavar="GGUF", group="served", help="a LoRA adapter"
     )
-    mmproj_path: str | os.PathLike[str] | None = option(
-        None, check=_file, cli="--mmproj", metavar="GGUF", group="pictures",
-        help="the model's second file, its projector, if it sees",
-    )
     numa: bool | int = False
     chat_format: str | None = None
     chat_handler: ChatHandler | None = option(None, in_files=False)
@@ -281,6 +277,10 @@ class OpenOptions:
     verbose: bool = option(
         False, cli="--verbose", group="threads", help="show the engine's messages",
         server="-v --verbose --log-verbose",
+    )
+    mmproj_path: str | os.PathLike[str] | None = option(
+        None, check=_file, cli="--mmproj", metavar="GGUF", group="pictures",
+        help="the model's second file, its projector, if it sees",
     )
     draft: str | os.PathLike[str] | Drafter | None = option(
         None, read=str,

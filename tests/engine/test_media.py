@@ -97,8 +97,9 @@ def test_each_row_of_a_whole_image_sees_all() -> None:
             batch = Batch(n, n_row=model.info.n_embd_inp)
             batch.set_media(rows, media.positions, is_whole=is_whole)
             context.decode(batch)
-            row: Rows = context.layer_input(layers[0])[:1].copy()
-            return row
+            rows = context.layer_input(layers[0])
+            first: Rows = rows[:1].copy()
+            return first
 
     whole = [first_row(rows, is_whole=True) for rows in (media.rows, changed)]
     causal = [first_row(rows, is_whole=False) for rows in (media.rows, changed)]

@@ -151,7 +151,13 @@ def test_a_saved_sequence_continues(kind: str) -> None:
             round_.step([run])
         saved = round_.sequences.save(run.state)
         round_.sequences.forget(run.state)
-        round_.resume(run, saved, 1)
+        state = SequenceState(1)
+        round_.sequences.restore(state, saved)
+        run = SequenceRun(
+            state, saved.tokens, Sampler(context.model, GREEDY), N - run.n_generated, media=media
+        )  # fmt: skip
+        round_.begin(run)
+        assert run.n_cached == saved.n_decoded == len(saved.tokens) - 1
         while not run.is_over:
             round_.step([run])
         assert run.state.tokens[len(tokens) :] == plain_text(kind, parts, N)
@@ -161,7 +167,6 @@ def test_a_saved_sequence_continues(kind: str) -> None:
             SequenceState(0), tokens, Sampler(context.model, GREEDY), N, media=media
         )  # fmt: skip
         round_.begin(again)
-        # A recurrent state goes back to where a prompt ended, which restore() does not know.
         assert again.n_cached > media[0].start or kind == "qwen3vl"
         while not again.is_over:
             round_.step([again])
