@@ -53,7 +53,7 @@ LOOP = (
         "_draft",
         "_decode",
         "_decode_alone",
-        "_settle",
+        "_decode_batch",
         "_commit",
         "_commit_prompt",
         "_accept",

@@ -89,21 +89,21 @@ class Side(Closeable):
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         vocab = self.runtime.model.vocab
         params, accepts = self._options.sampler_params(vocab), self.runtime.acceptance
-        sampler, rejection, noise = accepting_sampler(
+        sampler, draws = accepting_sampler(
             self.runtime.model, params, accepts, why_exact(params, accepts)
         )
         start = process_time()
         try:
             # A second run would copy the first one.
             loop.prefill(sequence, prompt, remember=False)
-            rounds = loop.generate(sequence, sampler, n_tokens, None, rejection, noise)
+            rounds = loop.generate(sequence, sampler, n_tokens, None, draws)
             steps = [next(rounds)]  # from the prompt
             drawn = process_time()
             steps += rounds
         finally:
-            for one in (rejection, noise, sampler):
-                if one is not None:
-                    one.close()
+            if draws is not None:
+                draws.close()
+            sampler.close()
         end = process_time()
         return Run(
             tokens=tuple(token for step in steps for token in step.tokens),

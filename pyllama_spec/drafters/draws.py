@@ -31,7 +31,7 @@ _CUTS = (
 class TokenDraws:
     """The random numbers of one request, and the sampler cuts of its drafts."""
 
-    verifies_all = True
+    acceptance, verifies_all = "distribution", True
 
     def __init__(self, params: SamplerParams, seed: int) -> None:
         cuts = {name: getattr(params, name) for name in _CUTS}
@@ -71,7 +71,7 @@ class TokenDraws:
 class SharedNoise(TokenDraws):
     """Draws with the noise that the target's sampler will draw with, so that both often agree."""
 
-    verifies_all = False
+    acceptance, verifies_all = "noise", False
 
     def __init__(self, params: SamplerParams, sampler: Sampler) -> None:
         super().__init__(params, sampler.seed)

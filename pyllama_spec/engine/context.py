@@ -205,6 +205,22 @@ class Context(Owner):
                 self.failure, self.has_failed = kind(last_error()), True
         return self.has_failed
 
+    def check_prompt(self, tokens: Sequence[int], *, has_media: bool = False) -> None:
+        """Raises unless tokens are a prompt of a sequence: some, not too many, in the vocabulary.
+
+        has_media: ids below 0 are rows of pictures.
+
+        Raises:
+            ContextFullError: they do not fit.
+            ArgumentError: there is none, or an id is outside the vocabulary.
+        """
+        if not tokens:
+            raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
+        texts = [token for token in tokens if token >= 0] if has_media else tokens
+        self.model.vocab.check_ids(texts, "prompt")
+        if len(tokens) > self.n_ctx_seq:
+            raise ContextFullError.of_prompt(len(tokens), self.n_ctx_seq)
+
     def decode(self, batch: Batch, *, encode: bool = False) -> None:
         """Computes a batch and waits for it. Releases the GIL meanwhile.
 

@@ -456,7 +456,7 @@ class OpenModel(Closeable):
         context = runtime.context
         run = SequenceRun(state, prompt, adapters=self.adapters, max_held=max_held)
         runtime.round.begin(run)
-        runtime.round.use_adapters(run.adapters)
+        runtime.round.use_adapters(run)
         # The drafter is not shown these rows: it forgets, and reads the text again when asked to.
         runtime.round.drafter.truncate(state.seq_id, 0)
         width = min(context.n_ubatch, context.n_batch)

@@ -45,7 +45,7 @@ from pyllama_spec.speculative import (
     why_exact,
 )
 from pyllama_spec.speculative.acceptance import accepting_sampler
-from pyllama_spec.speculative.sequence import Prediction
+from pyllama_spec.speculative.prediction import Prediction
 
 Ids = npt.NDArray[np.int32]
 
@@ -501,9 +501,7 @@ class Run:
         params = options.sampler_params(model.vocab, seed=request.seed, last_n=request.last_n)
         accepts = options.acceptance or acceptance
         self._why_exact = _why_exact(accepts, params, options)
-        self._sampler, self._rejection, self._noise = accepting_sampler(
-            model, params, accepts, self._why_exact
-        )
+        self._sampler, self._draws = accepting_sampler(model, params, accepts, self._why_exact)
         self._detokenizer = Detokenizer(
             model.vocab, options.stops, keep_stop=options.include_stop_str_in_output,
             min_tokens=options.min_tokens, by_token=request.by_token,
@@ -511,7 +509,7 @@ class Run:
         # Here and not when it begins: then all requests would wait for its tokens.
         self._prediction = None if not options.prediction else Prediction(
             self._vocab.tokenize(options.prediction, add_special=False), len(prompt)
-        )  # fmt: skip
+        ).propose  # fmt: skip
         self._max_tokens = self._token_limit(options.max_tokens)
         wants_rows = options.logprobs is not None or options.criteria or options.processors
         self._observer = (
@@ -591,7 +589,7 @@ class Run:
                 adapters=self.request.adapters, media=self.request.media,
                 max_draft=options.n_draft,
                 remember=options.remember, user=options.user or "",
-                prediction=self._prediction, rejection=self._rejection, noise=self._noise,
+                prediction=self._prediction, draws=self._draws,
             )
         )  # fmt: skip
 
@@ -625,7 +623,7 @@ class Run:
                 run.state, [*tokens[:n_keep], *tokens[n_keep + n_forgotten :]], run.sampler,
                 run.n_left, run.observe, stats=run.stats, timing=run.timing, adapters=run.adapters,
                 max_draft=run.max_draft, remember=run.remember, user=run.user,
-                prediction=run.prediction, rejection=self._rejection, noise=self._noise,
+                prediction=run.prediction, draws=self._draws,
                 is_cancelled=run.is_cancelled,
             )
         )  # fmt: skip
@@ -773,7 +771,6 @@ class Run:
             # A method of this run: the two would keep the request's texts until the cycle
             # collector runs.
             self.sequence.forced = None
-        for draws in (self._rejection, self._noise):
-            if draws is not None:
-                draws.close()
+        if self._draws is not None:
+            self._draws.close()
         self._sampler.close()

@@ -1,9 +1,9 @@
 """The round, acceptance, rollback, and their statistics."""
 
 from pyllama_spec.speculative.acceptance import (
-    RejectionSampling,
     StepSampler,
     TokenSampler,
+    accept_drawn,
     accept_or_redraw,
     sample_and_match,
     why_exact,
@@ -39,7 +39,6 @@ __all__ = [
     "Limits",
     "Off",
     "ProfitController",
-    "RejectionSampling",
     "Round",
     "SavedSequence",
     "Scheduler",
@@ -52,6 +51,7 @@ __all__ = [
     "StepSampler",
     "Timing",
     "TokenSampler",
+    "accept_drawn",
     "accept_or_redraw",
     "make_controller",
     "sample_and_match",

@@ -85,9 +85,6 @@ def sample_and_match(
             break
 
 
-# The distributions from which a draft's tokens were drawn; None for other drafts.
-DrawnFrom = Sequence[Distribution] | None
-
 BY_GRAMMAR = "a grammar may refuse a token after it is drawn"
 
 
@@ -104,16 +101,16 @@ def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | 
 
 def accepting_sampler(
     model: Model, params: SamplerParams, acceptance: str, why: str | None
-) -> tuple[Sampler, RejectionSampling | None, SharedNoise | None]:
-    """A request's sampler, and what accepts drafts or draws them if that is not exact."""
+) -> tuple[Sampler, TokenDraws | None]:
+    """A request's sampler, and the random draws of its drafts if it does not accept exactly."""
     if acceptance == "exact" or why is not None:
-        return Sampler(model, params), None, None
+        return Sampler(model, params), None
     if acceptance == "noise":
         params = replace(params, shared_noise=True)
         sampler = Sampler(model, params)
-        return sampler, None, SharedNoise(params, sampler)
+        return sampler, SharedNoise(params, sampler)
     sampler = Sampler(model, params)
-    return sampler, RejectionSampling(sampler, TokenDraws(params, sampler.seed)), None
+    return sampler, TokenDraws(params, sampler.seed)
 
 
 def accept_or_redraw(
@@ -131,40 +128,33 @@ def accept_or_redraw(
     return (p if rest is None else rest).draw(v), False
 
 
-class RejectionSampling:
-    """Accepts the drafts of one request by rejection sampling."""
+def accept_drawn(
+    sampler: TokenSampler,
+    target: Context,
+    row: int,
+    draft: Sequence[int],
+    out: list[int],
+    observe: RowObserver | None,
+    draws: TokenDraws,
+    drawn_from: Sequence[Distribution],
+) -> None:
+    """Accepts a drawn draft by rejection sampling, with the arguments of sample_and_match().
 
-    def __init__(self, sampler: Sampler, draws: TokenDraws) -> None:
-        self._sampler, self.draws = sampler, draws
-
-    def accept(
-        self,
-        target: Context,
-        row: int,
-        draft: Sequence[int],
-        distributions: Sequence[Distribution],
-        out: list[int],
-        observe: RowObserver | None = None,
-    ) -> None:
-        """Accepts a drawn draft, as sample_and_match() does a chosen one, with its arguments.
-
-        distributions: [len(draft) or more] the distribution that each token was drawn from.
-        """
-        is_eog, draws = target.model.vocab.is_eog, self.draws
-        for i in range(len(draft) + 1):
-            p = self._sampler.distribution(target, row + i)
-            if i < len(draft):
-                numbers = draws.uniform(), draws.uniform()
-                token, is_accepted = accept_or_redraw(p, distributions[i], draft[i], *numbers)
-            else:
-                token, is_accepted = p.draw(draws.uniform()), False
-            if observe is not None:
-                observe(row + i, token)
-            self._sampler.accept(token)
-            out.append(token)
-            if not is_accepted or is_eog(token):
-                break
-
-    def close(self) -> None:
-        """Frees the sampler of the drafts."""
-        self.draws.close()
+    `draws` has the request's random numbers, drawn_from [len(draft) or more] the distribution that
+    each token was drawn from.
+    """
+    assert isinstance(sampler, Sampler)
+    is_eog = target.model.vocab.is_eog
+    for i in range(len(draft) + 1):
+        p = sampler.distribution(target, row + i)
+        if i < len(draft):
+            numbers = draws.uniform(), draws.uniform()
+            token, is_accepted = accept_or_redraw(p, drawn_from[i], draft[i], *numbers)
+        else:
+            token, is_accepted = p.draw(draws.uniform()), False
+        if observe is not None:
+            observe(row + i, token)
+        sampler.accept(token)
+        out.append(token)
+        if not is_accepted or is_eog(token):
+            break

@@ -15,6 +15,7 @@ from pyllama_spec.drafters.base import (
     DraftRequest,
     SequenceErrors,
 )
+from pyllama_spec.engine import Context
 from pyllama_spec.engine.media_ids import as_text
 from pyllama_spec.errors import ArgumentError, warn
 
@@ -35,9 +36,15 @@ class IsolatedDrafter:
         listens: whether it needs commits: that of plain decoding does not.
     """
 
-    def __init__(self, drafter: Drafter, n_vocab: int) -> None:
-        self._drafter = drafter
-        self._n_vocab = n_vocab
+    def __init__(self, drafter: Drafter, target: Context) -> None:
+        missing = set(drafter.target_layers) - set(target.target_layers)
+        if missing:
+            raise ArgumentError(
+                "draft", problem=f"reads the inputs of layers {sorted(missing)} ({drafter.name!r})",
+                remedy=f"open the target's context with `target_layers={drafter.target_layers}`",
+            )  # fmt: skip
+        drafter.attach(target)  # before its numbers are read: it may learn some of the target
+        self._drafter, self._n_vocab = drafter, target.model.info.n_vocab
         # The number of each text's tokens that were committed to it; absent after a failure, until
         # the next prompt: what came in between would leave a hole.
         self._n_known: dict[int, int] = {}

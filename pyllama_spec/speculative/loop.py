@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pyllama_spec.drafters.base import Drafter
-from pyllama_spec.drafters.draws import SharedNoise
+from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.speculative.acceptance import RejectionSampling, RowObserver, TokenSampler
+from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.controller.base import Controller
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.round import Round
@@ -110,8 +110,7 @@ class SpeculativeLoop:
         sampler: TokenSampler,
         max_tokens: int,
         observe: RowObserver | None = None,
-        rejection: RejectionSampling | None = None,
-        noise: SharedNoise | None = None,
+        draws: TokenDraws | None = None,
     ) -> Iterator[Step]:
         """Generates after prefill(). Closing the generator leaves the sequence consistent.
 
@@ -120,8 +119,8 @@ class SpeculativeLoop:
             sampler: chooses tokens.
             max_tokens: the maximum number of tokens to generate.
             observe: called with each committed token and its row.
-            rejection: accepts what the drafter draws; None for sample_and_match() alone.
-            noise: the noise of a sampler that draws by shared noise; else None.
+            draws: the random draws of a drafter, for rejection sampling or shared noise; None for
+                greedy drafts.
 
         Yields:
             A Step per round, the first one with the token that the prompt's last row gave. The
@@ -132,7 +131,7 @@ class SpeculativeLoop:
                 1.
         """
         run = self._run
-        if run.state is not state or run.sampler is not None:
+        if run.state is not state or run.sampler is not None or run.ready_row is None:
             raise ArgumentError(
                 "sequence",
                 problem="is not prepared",
@@ -141,8 +140,8 @@ class SpeculativeLoop:
         if max_tokens < 1:
             raise ArgumentError("max_tokens", max_tokens, "at least 1")
         run.sampler, run.max_tokens, run.observe = sampler, max_tokens, observe
-        run.rejection, run.noise = rejection, noise
-        self.round.settle_acceptance(run)
+        run.draws = draws
+        self.round.choose_acceptance(run)
         step = self.round.draw_first(run)
         _raise_errors([(run, step)])
         while step.finish_reason is None:

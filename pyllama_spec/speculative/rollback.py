@@ -1,8 +1,8 @@
-"""Rolls back the target's memory: by positions, within windows, by snapshots or by replay.
+"""Rolls back the target's memory: by positions, within windows, or by snapshots.
 
-The round calls prepare() before a decode, undo() for each sequence after acceptance, and settle()
-after the last sequence; mark() at the end of a prompt, keep() when a request begins, and recover()
-after a failure. No caller depends on the kind of a model's memory.
+The round calls undo() for each sequence after acceptance, mark() at the end of a prompt, keep()
+when a request begins, and recover() after a failure. No caller depends on the kind of a model's
+memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from pyllama_spec.engine import Batch, Context
+from pyllama_spec.engine import Context
 from pyllama_spec.errors import PyllamaSpecError, UnsupportedError
 from pyllama_spec.speculative.sequence import SequenceState
 
@@ -72,9 +72,6 @@ class Rollback:
         self.saves_whole = target.params.swa_full or self._n_swa == 0
         self.can_fill = self.is_cut and self.saves_whole
 
-    def prepare(self, states: Sequence[SequenceState]) -> None:
-        """Called before a decode of which some tokens may be rolled back."""
-
     def undo(self, state: SequenceState) -> None:
         """Rolls back the tokens after the last committed one that was decoded."""
         if not self._target.memory.rollback(state.seq_id, state.n_decoded):
@@ -83,10 +80,6 @@ class Rollback:
                 f"the engine could not roll {arch!r} back to {state.n_decoded} tokens; run it with "
                 "draft=None and report this"
             )
-
-    def settle(self) -> bool:
-        """Called when the rows of a decode are read; True if it decoded, which overwrites them."""
-        return False
 
     def mark(self, state: SequenceState, *, is_end: bool = True, is_border: bool = False) -> None:
         """Called at the end of a prompt or of a part: a later request may start here."""
@@ -138,7 +131,7 @@ class Rollback:
 
 
 class StateRollback(Rollback):
-    """The rollback of a recurrent state, which recomputes from a checkpoint where it must.
+    """The rollback of a recurrent state, by snapshots that the last decode wrote.
 
     A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
     drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
@@ -146,11 +139,21 @@ class StateRollback(Rollback):
     """
 
     is_cut = False
+    keeps_whole = True
     n_checkpoints = 3  # of ends of prompts, for a sequence
 
     def __init__(self, target: Context) -> None:
         super().__init__(target)
-        self._memory = target.memory
+        self._memory, n = target.memory, target.n_rs_seq
+        self.max_draft, self.can_pad = n, n > 0
+        if not n:
+            self.max_draft_reason = _why_no_snapshots(target)
+        # In one cache for all the engine computes sequences together that do not follow each other,
+        # and moves states for it.
+        self.needs_equal_rows = n > 0 and target.params.kv_unified
+        # DeepSeek 4: its states lie in caches of its own, and nothing reports what a decode moved
+        # there.
+        self.goes_alone = target.model.info.state_bytes == 0
         self._checkpoints: dict[int, list[Checkpoint]] = {}
 
     def mark(self, state: SequenceState, *, is_end: bool = True, is_border: bool = False) -> None:
@@ -245,81 +248,11 @@ class StateRollback(Rollback):
         return max((one.n_tokens for one in checkpoints if one.n_tokens <= n), default=0)
 
 
-class SnapshotRollback(StateRollback):
-    """The rollback of a recurrent state by snapshots that the last decode wrote."""
-
-    def __init__(self, target: Context) -> None:
-        super().__init__(target)
-        self.max_draft = target.n_rs_seq
-        # In one cache for all the engine computes sequences together that do not follow each other,
-        # and moves states for it.
-        self.needs_equal_rows = target.params.kv_unified
-        # DeepSeek 4: its states lie in caches of its own, and nothing reports what a decode moved
-        # there.
-        self.goes_alone = target.model.info.state_bytes == 0
-        self.keeps_whole = True
-
-
-class ReplayRollback(StateRollback):
-    """The rollback of a recurrent state without snapshots, by a copy before each verify batch.
-
-    What was accepted of a draft is decoded once more, from the copy on.
-    """
-
-    can_pad = False
-
-    def __init__(self, target: Context) -> None:
-        super().__init__(target)
-        if target.model.info.state_bytes == 0:
-            # DeepSeek 4 with physical batches too small for snapshots: a copy has the last window
-            # too, which is put back at other places, where sums are made in another order.
-            self.max_draft = 0
-            self.max_draft_reason = _why_no_snapshots(target)
-        self._before: dict[int, tuple[int, memoryview]] = {}
-        self._undone: list[SequenceState] = []
-        self._batch = Batch(target.n_batch)
-
-    def prepare(self, states: Sequence[SequenceState]) -> None:
-        """See Rollback.prepare()."""
-        self._undone.clear()
-        self._before = {s.seq_id: (s.n_decoded, self._memory.checkpoint(s.seq_id)) for s in states}
-
-    def undo(self, state: SequenceState) -> None:
-        """See Rollback.undo()."""
-        self._undone.append(state)
-
-    def settle(self) -> bool:
-        """See Rollback.settle()."""
-        undone, self._undone = self._undone, []
-        self._batch.clear()
-        for state in undone:
-            n, data = self._before[state.seq_id]
-            self._memory.return_to(state.seq_id, data, n)
-            if n < state.n_decoded:
-                at = self._memory.position_of(state.seq_id, n)
-                self._batch.extend(state.tokens[n : state.n_decoded], at, state.seq_id)
-        if self._batch.n_tokens:
-            self._target.decode(self._batch)
-        return bool(self._batch.n_tokens)
-
-    def keep(self, state: SequenceState, n_keep: int) -> int:
-        """See Rollback.keep()."""
-        self._before.pop(state.seq_id, None)  # the text may continue differently
-        return super().keep(state, n_keep)
-
-    def _recover(self, state: SequenceState, is_computed: bool) -> bool:
-        self._undone = [other for other in self._undone if other is not state]
-        n, data = self._before.pop(state.seq_id, (0, None))
-        if data is None:
-            return super()._recover(state, is_computed)
-        self._memory.return_to(state.seq_id, data, n)
-        state.n_decoded = n
-        return True
-
-
 def _why_no_snapshots(target: Context) -> str:
     """The reason why a context has no snapshots, and the remedy."""
-    n = min(target.n_batch, target.n_ubatch)
+    n, info = min(target.n_batch, target.n_ubatch), target.model.info
+    if not info.can_roll_back:
+        return f"the state of {info.arch!r}, of which the engine keeps no snapshots here,"
     if n < _MIN_BATCH:
         return (
             f"a physical batch of {n} tokens (too small for snapshots of this state; give "
@@ -330,7 +263,4 @@ def _why_no_snapshots(target: Context) -> str:
 
 def rollback_of(target: Context) -> Rollback:
     """The rollback of a context's memory."""
-    info = target.model.info
-    if info.has_recurrent_state:
-        return SnapshotRollback(target) if target.n_rs_seq else ReplayRollback(target)
-    return Rollback(target)
+    return (StateRollback if target.model.info.has_recurrent_state else Rollback)(target)

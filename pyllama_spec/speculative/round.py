@@ -12,10 +12,10 @@ Round.step() is one round. In its order:
     _decode                   one batch: prompts' parts, and [pending] + draft of each sequence
     _commit                   after each decode, for each sequence:
       _accept                 sample_and_match(), the target's own choice at each row, or
-                              RejectionSampling.accept(), for what a draft has drawn; then
+                              accept_drawn(), for what a draft has drawn; then
                               rollback.undo removes the rejected tokens
       _commit_prompt          or, after a prompt, its first token
-      drafter.commit          what was settled, with the target's rows
+      drafter.commit          what was committed, with the target's rows
     scheduler.learn           the controller: what the round took and gave
 
 Plain decoding is this round with a drafter that proposes nothing. Nothing of a request is kept
@@ -25,11 +25,13 @@ ends that sequence alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from pyllama_spec.drafters.base import Committed, Drafter, MediaView
-from pyllama_spec.engine import Context
+from pyllama_spec.drafters.base import Committed, Drafter, Features, MediaView
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.engine.context import LayerRows
 from pyllama_spec.engine.media_ids import as_text
 from pyllama_spec.errors import (
     ArgumentError,
@@ -37,19 +39,14 @@ from pyllama_spec.errors import (
     ContextFullError,
     PyllamaSpecError,
 )
-from pyllama_spec.speculative.acceptance import DrawnFrom, sample_and_match
+from pyllama_spec.speculative.acceptance import accept_drawn, sample_and_match
 from pyllama_spec.speculative.controller.base import Controller, Span
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefixes import HeldSequences
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Scheduler
-from pyllama_spec.speculative.sequence import (
-    Adapters,
-    SequenceRun,
-    Step,
-)
+from pyllama_spec.speculative.sequence import SequenceRun, Step
 from pyllama_spec.speculative.stats import who_drafted
-from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
 _NOT_WANTED = "the request disabled drafting: n_draft=0, or speculation.draft=false over HTTP"
@@ -94,10 +91,8 @@ class Round:
         max_stepwise: int = 0,
         store_bytes: int | None = None,
     ) -> None:
-        _check_attachable(drafter, target)
-        drafter.attach(target)  # before its numbers are read: it may learn some of the target
         self.target = target
-        self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
+        self.drafter = IsolatedDrafter(drafter, target)
         self.rollback = rollback_of(target)
         self.sequences = HeldSequences(target, self.rollback, self.drafter, store_bytes)
         self.scheduler = Scheduler.of(
@@ -105,7 +100,10 @@ class Round:
         )
         self.max_draft = self.scheduler.limits.max_draft
         self.max_draft_reason = self.scheduler.limits.max_draft_reason
-        self._batch = TargetBatch(target)
+        self._memory, self._batch = target.memory, Batch(target.n_batch)
+        self._media_batch: Batch | None = None  # made for the first image
+        self._rows = LayerRows(target, self.drafter.target_layers, 0, 0)
+        self._padding_id = target.model.vocab.bos or 0
         # The runs of the round that is being computed, by sequence.
         self._runs: dict[int, SequenceRun] = {}
         # The run whose prompt the last batch ended with and that has not drawn its token yet.
@@ -120,13 +118,7 @@ class Round:
             ContextFullError: the prompt does not fit the context.
             ArgumentError: the prompt is empty, or an id is outside the vocabulary.
         """
-        prompt, state = run.prompt, run.state
-        if not prompt:
-            raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
-        tokens = [token for token in prompt if token >= 0] if run.media else prompt
-        self.target.model.vocab.check_ids(tokens, "prompt")
-        if len(prompt) > self.target.n_ctx_seq:
-            raise ContextFullError.of_prompt(len(prompt), self.target.n_ctx_seq)
+        self.target.check_prompt(run.prompt, has_media=bool(run.media))
         n_whole = max((len(media.ids) for _, media in run.media if media.is_whole), default=0)
         if n_whole > self.scheduler.limits.max_chunk:
             raise ArgumentError(
@@ -135,54 +127,41 @@ class Round:
                 "in one piece",
             )  # fmt: skip
         if run.media:
-            run.view = MediaView(state.tokens, self.target.model.info.n_vocab)
+            run.view = MediaView(run.state.tokens, self.target.model.info.n_vocab)
         start = perf_counter()
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller_name
-        self.settle_acceptance(run)
+        self.choose_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
             run.stats.reason_off = _NEVER.format(self.max_draft_reason)
-        self.scheduler.controller.begin(state.seq_id)
-        self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
+        self.scheduler.controller.begin(run.seq_id)
+        self.drafter.begin_request(run.seq_id, remember=run.remember, user=run.user)
         self.sequences.begin(run)
         run.timing.prompt_s += perf_counter() - start
 
-    def settle_acceptance(self, run: SequenceRun) -> None:
+    def choose_acceptance(self, run: SequenceRun) -> None:
         """Chooses rejection sampling for a run if the drafter draws, and records the choice."""
-        if run.rejection is not None and not self.drafter.draws_tokens:
-            run.rejection = None
+        draws = run.draws
+        if draws is not None and draws.verifies_all and not self.drafter.draws_tokens:
+            run.draws = draws = None
             run.stats.why_exact = _NO_DRAWS.format(self.drafter.name)
-        if run.noise is not None:
-            run.stats.acceptance = "noise"
-        else:
-            run.stats.acceptance = "exact" if run.rejection is None else "distribution"
+        run.stats.acceptance = "exact" if draws is None else draws.acceptance
 
     # ---- a round
 
     def step(self, runs: Sequence[SequenceRun]) -> Ended:
-        """One round of some sequences that have begun and are not over.
+        """One round of some sequences, all different, that have begun and are not over.
 
         Returns:
             For each sequence that committed tokens or ended: its run and the Step. A sequence that
             is still reading its prompt is not there.
 
         Raises:
-            ArgumentError: a sequence has not begun, is over, or waits for draw_first().
             BaseException: an error that no sequence caused, such as Ctrl-C. Every sequence is as it
                 was before the round, or after it.
         """
-        for run in runs:
-            if run.is_over or not (run.n_generated or run.n_missing):
-                raise ArgumentError(
-                    "runs", problem=f"have nothing to compute on sequence {run.seq_id}",
-                    remedy="call begin() first, or draw_first() after a prompt without a sampler, "
-                    "and omit ended sequences",
-                )  # fmt: skip
-        by_seq = {run.state.seq_id: run for run in runs}
-        if len(by_seq) < len(runs):
-            raise ArgumentError("runs", problem="are two on one sequence")
         out: Ended = []
-        self._runs = by_seq
+        self._runs = {run.state.seq_id: run for run in runs}
         try:
             for run in runs:
                 if run.is_cancelled:
@@ -217,7 +196,7 @@ class Round:
     def _compute(
         self, spans: Sequence[Span], start: float, out: Ended
     ) -> tuple[float, float, float]:
-        """Drafts, verifies and settles. If it raises, no sequence has changed.
+        """Drafts, verifies and commits. If it raises, no sequence has changed.
 
         Returns:
             The seconds of propose(), of the drafter, and of the target.
@@ -244,15 +223,15 @@ class Round:
         """The spans that may share a decode: those with the same adapters."""
         if len(spans) == 1:
             return (spans,)
-        parts: dict[Adapters, list[Span]] = {}
+        parts: dict[object, list[Span]] = {}
         for span in spans:
             parts.setdefault(self._runs[span.seq].adapters, []).append(span)
         return list(parts.values())
 
-    def use_adapters(self, adapters: Adapters) -> None:
-        """Sets the adapters of later decodes; None keeps the current ones."""
-        if adapters is not None and adapters != self.target.adapters:
-            self.target.set_adapters(adapters)
+    def use_adapters(self, run: SequenceRun) -> None:
+        """Sets the adapters of later decodes to a run's; its None keeps the current ones."""
+        if run.adapters is not None and run.adapters != self.target.adapters:
+            self.target.set_adapters(run.adapters)
 
     def _decide(self, spans: Sequence[Span]) -> None:
         """Drafts forced text, and decides how many tokens the other sequences request."""
@@ -279,7 +258,7 @@ class Round:
             run = self._runs[span.seq]
             request = self.scheduler.request(span, run.view, run.draws)
             if run.prediction is not None:
-                span.draft = run.prediction.propose(request)
+                span.draft = run.prediction(request)
                 if span.draft.ids:
                     span.asked_of, span.is_predicted = "copies", True
                     continue
@@ -292,7 +271,7 @@ class Round:
         self.scheduler.set_lengths(spans)
 
     def _decode(self, spans: Sequence[Span], out: Ended) -> tuple[float, float]:
-        """Runs one decode of the target, and settles it.
+        """Runs one decode of the target, and commits what came of it.
 
         Returns:
             The seconds of the target and of the drafter after it; none of a failed decode.
@@ -301,9 +280,8 @@ class Round:
         runs = self._runs
         begun = perf_counter()
         try:
-            self.use_adapters(runs[spans[0].seq].adapters)
-            self.rollback.prepare([runs[s.seq].state for s in spans if s.n_verified or s.n_pad])
-            self._batch.compute(spans, runs)
+            self.use_adapters(runs[spans[0].seq])
+            self._decode_batch(spans)
         except ContextFullError as error:
             # In a memory that sequences share one may leave no room for the others: each by itself.
             if len(spans) == 1:
@@ -319,13 +297,13 @@ class Round:
                     self.sequences.recover(runs[span.seq].state)
             return 0.0, 0.0
         decode_s = perf_counter() - begun
-        return decode_s, self._settle(spans, out)
+        return decode_s, self._commit(spans, out)
 
     def _decode_alone(self, spans: Sequence[Span], out: Ended) -> tuple[float, float]:
         """Decodes each span alone; see _decode()."""
         decode_s = commit_s = 0.0
         for span in spans:
-            span.n_pad = span.n_gap = 0
+            span.n_pad = span.n_idle = 0
             seconds = self._decode((span,), out)
             decode_s += seconds[0]
             commit_s += seconds[1]
@@ -336,17 +314,75 @@ class Round:
         while self._ready:
             self._ready.pop().ready_row = None
 
-    def _settle(self, spans: Sequence[Span], out: Ended) -> float:
-        """After a decode: accepts and commits, then recomputes what no rollback restored."""
+    def _decode_batch(self, spans: Sequence[Span]) -> None:
+        """Decodes the tokens of spans, with padding; rolls padded idle sequences back."""
+        if spans[0].is_media:
+            self._decode_media(spans[0])
+            return
+        target, batch = self.target, self._batch
+        batch.clear()
+        idle: list[tuple[int, int]] = []
+        for span in spans:
+            self._add(span)
+            if span.n_idle:
+                idle += self._pad_idle(span)
         try:
-            draft_s = self._commit(spans, out)
-            if self.rollback.settle():
-                self._forget_rows()
-        except CancelledError:  # in the second decode: what was committed is read again
-            for span in spans:
-                self.sequences.recover(self._runs[span.seq].state)
-            return 0.0
-        return draft_s
+            target.decode(batch)
+        finally:
+            for seq, end in idle:
+                # What stays there is noticed when a request begins on it.
+                with contextlib.suppress(PyllamaSpecError):
+                    target.memory.rollback(seq, end)
+
+    def _decode_media(self, span: Span) -> None:
+        """Decodes rows of an image or a sound, which have a batch of their own."""
+        target, run, n = self.target, self._runs[span.seq], span.n_prompt
+        state = run.state
+        placed = run.medium_at(state.n_decoded)
+        assert placed is not None
+        if self._media_batch is None:
+            self._media_batch = Batch(target.n_batch, n_row=target.n_row)
+        start, media = placed
+        first = state.n_decoded - start
+        target.memory.note_media(state.seq_id, state.tokens[: start + len(media.ids)])
+        position = target.memory.position_of(state.seq_id, start)
+        span.first_row = 0
+        self._media_batch.set_media(
+            media.rows[first : first + n], media.positions[:, first : first + n] + position,
+            state.seq_id, is_whole=media.is_whole,
+            output_last=n == run.n_missing and not run.n_generated,
+        )  # fmt: skip
+        target.decode(self._media_batch)
+
+    def _pad_idle(self, span: Span) -> Iterator[tuple[int, int]]:
+        """Pads the idle sequences after a span; yields each and the length to roll it back to."""
+        n = span.n_rows + span.n_pad
+        for seq in range(span.seq + 1, span.seq + 1 + span.n_idle):
+            end = self.target.memory.positions(seq)[1] + 1
+            if end + n <= self.target.n_ctx_seq:
+                at = self.target.memory.position_of(seq, end)
+                self._batch.extend([self._padding_id] * n, at, seq)
+                yield seq, end
+
+    def _add(self, span: Span) -> None:
+        batch, run = self._batch, self._runs[span.seq]
+        state, n = run.state, span.n_prompt
+        span.first_row, first = batch.n_tokens, state.n_decoded
+        memory = self._memory
+        at = memory.position_of(state.seq_id, first) if memory.media else first
+        if n:
+            is_end = n == run.n_missing and not run.n_generated
+            tokens = state.tokens[first : first + n]
+            batch.extend(tokens, at, state.seq_id, output_last=is_end)
+        else:
+            tokens = [state.tokens[-1], *span.ids]
+            batch.extend(tokens, at, state.seq_id, output_all=True)
+        if span.n_pad:
+            batch.extend([self._padding_id] * span.n_pad, at + len(tokens), state.seq_id)
+
+    def _features(self, span: Span, n: int) -> Features:
+        """The rows of a span's first n tokens for each of the drafter's layers; () for none."""
+        return self._rows.part(span.first_row, n) if self.drafter.target_layers else ()
 
     def _commit(self, spans: Sequence[Span], out: Ended) -> float:
         """Accepts, rolls back and commits the tokens of a decode; returns the drafter's seconds."""
@@ -391,27 +427,18 @@ class Round:
             else:
                 step = self._draw_first(run, span.first_row + n - 1)
                 tokens += step.tokens
-        rows = self._batch.rows(self.drafter.target_layers, span, n)
-        n_given = len(state.tokens) - run.n_generated
-        n_chosen = max(first + len(tokens) - max(first, n_given), 0)
+        rows = self._features(span, n)
+        n_prompt = len(state.tokens) - run.n_generated
+        n_chosen = max(first + len(tokens) - max(first, n_prompt), 0)
         if span.is_media:
             tokens = as_text(tokens, self.target.model.info.n_vocab)
         done.append(Committed(state.seq_id, tokens, first, rows, first, is_border, n_chosen))
         return step
 
     def draw_first(self, run: SequenceRun) -> Step:
-        """Samples the first token of a run whose prompt was decoded without a sampler.
-
-        Raises:
-            ArgumentError: the target's last batch did not end with this prompt.
-        """
+        """Samples the first token of a run whose prompt was decoded last, without a sampler."""
         row = run.ready_row
-        if row is None or run.sampler is None:
-            raise ArgumentError(
-                "sequence",
-                problem="is not prepared",
-                remedy="call prefill() with it right before generate()",
-            )
+        assert row is not None
         self._ready.remove(run)
         run.ready_row = None
         start = perf_counter()
@@ -424,7 +451,7 @@ class Round:
         return step
 
     def _draw_first(self, run: SequenceRun, row: int) -> Step:
-        tokens, error = self._sample(run, row, ())
+        tokens, error = self._sample(run, row)
         run.state.tokens += tokens
         run.n_generated += len(tokens)
         run.finish_reason = self._finish_reason(run, tokens) if error is None else None
@@ -434,7 +461,7 @@ class Round:
         """Accepts tokens after a decode of the pending token and its draft."""
         run, ids = self._runs[span.seq], span.ids
         state = run.state
-        tokens, error = self._sample(run, span.first_row, ids, span.draft.distributions)
+        tokens, error = self._sample(run, span.first_row, span)
         n_past, n, who = state.n_decoded, len(tokens), who_drafted(span)
         if tokens:
             span.tokens = tokens
@@ -445,7 +472,7 @@ class Round:
             if n < 1 + len(ids) + span.n_pad:
                 self.rollback.undo(state)
             if self.drafter.listens:
-                rows = self._batch.rows(self.drafter.target_layers, span, n)
+                rows = self._features(span, n)
                 done.append(Committed(state.seq_id, tokens, n_past + 1, rows, n_past, n_chosen=n))
         if error is not None:
             self.rollback.recover(state, is_computed=True)
@@ -454,17 +481,18 @@ class Round:
         return Step(tuple(tokens), len(ids), n - 1, run.finish_reason, None, who)
 
     def _sample(
-        self, run: SequenceRun, row: int, ids: Sequence[int], drawn_from: DrawnFrom = None
+        self, run: SequenceRun, row: int, span: Span | None = None
     ) -> tuple[list[int], BaseException | None]:
         """The accepted tokens, and the exception of a callback or of the chain, if any."""
         tokens: list[int] = []
-        sampler, target = run.sampler, self.target
+        sampler, draws = run.sampler, run.draws
         assert sampler is not None
+        ids, drawn_from = ((), None) if span is None else (span.ids, span.draft.distributions)
         try:
-            if run.rejection is None or drawn_from is None:
-                sample_and_match(sampler, target, row, ids, tokens, run.observe)
+            if draws is None or drawn_from is None:
+                sample_and_match(sampler, self.target, row, ids, tokens, run.observe)
             else:
-                run.rejection.accept(target, row, ids, drawn_from, tokens, run.observe)
+                accept_drawn(sampler, self.target, row, ids, tokens, run.observe, draws, drawn_from)
         except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
             run.error = error
             return tokens, error
@@ -512,13 +540,3 @@ class Round:
                 reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
                 is_asked = span.asked_of == "drafter" and not span.is_retry
                 run.stats.reason_off = None if is_asked else reason
-
-
-def _check_attachable(drafter: Drafter, target: Context) -> None:
-    """Raises unless the context keeps the layer inputs that the drafter reads."""
-    missing = set(drafter.target_layers) - set(target.target_layers)
-    if missing:
-        raise ArgumentError(
-            "draft", problem=f"reads the inputs of layers {sorted(missing)} ({drafter.name!r})",
-            remedy=f"open the target's context with `target_layers={drafter.target_layers}`",
-        )  # fmt: skip

@@ -370,7 +370,7 @@ class Scheduler:
             if can_fill and n_span > len(ids) and filled < min(plain, padded):
                 _pad(spans, longest)
                 for span, after in pairwise(spans):
-                    span.n_gap = after.seq - span.seq - 1
+                    span.n_idle = after.seq - span.seq - 1
             elif padded < plain and longest * len(ids) <= limits.width:
                 _pad(spans, longest)
 

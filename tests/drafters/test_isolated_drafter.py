@@ -18,11 +18,12 @@ from pyllama_spec.drafters import (
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from tests.drafters.tools import N_TOKENS, PROMPTS, Moody, OnlyProposeOne, plain_texts, requests
 from tests.faces.tools import GREEDY, open_tiny
+from tests.oracles import tiny, tiny_context
 
 
 def isolated(drafter: Drafter, n_seqs: int = 3) -> IsolatedDrafter:
     """An isolated drafter whose sequences have begun, with two tokens each."""
-    round_side = IsolatedDrafter(drafter, 320)
+    round_side = IsolatedDrafter(drafter, tiny_context(tiny("llama")))
     for seq in range(n_seqs):
         assert round_side.resume_at(seq, 0, []) == 0
     round_side.commit([Committed(seq, [7, 8], 0) for seq in range(n_seqs)])

@@ -246,8 +246,6 @@ class Player:
         self.llm = self._open()
         self.is_single = self.opened.n_parallel == 1
         # Whether it rolls back by a copy of its state, which may be from before the batch.
-        has_state = self.llm.model.info.has_recurrent_state
-        self.replays = has_state and not self.llm._runtime.context.n_rs_seq
 
     def _open(self) -> Llama:
         opened, drafting = self.opened, self.session.drafting
@@ -520,8 +518,6 @@ def compare(session: Session) -> Counter[str]:
                 check_counts(one, n_prompt, None)
                 check_counts(other, n_prompt, drafting)
                 _check_drafter(other, drafting)
-                if drafted.replays and one.held and other.held == one.held[: len(other.held or ())]:
-                    other = replace(other, held=one.held)
                 _check_same(act, ask, one, other)
                 counts["comparisons"] += 1
                 counts[f"of {drafting.kind}"] += 1

@@ -194,14 +194,6 @@ def test_a_head_of_the_model_itself() -> None:
         assert loop.stats.drafted and loop.stats.reason_off is None
 
 
-def test_a_state_without_snapshots() -> None:
-    parts = prompt_of("qwen3vl", "see ", picture(40, 50), " what is the thing")
-    with opened("qwen3vl", n_rs_seq=0) as context:
-        loop = SpeculativeLoop(context, DRAFTERS["pattern"]())
-        text_of(loop, SequenceState(), "qwen3vl", parts)
-        assert loop.stats.accepted
-
-
 def test_a_head_of_a_target_that_sees() -> None:
     """Its rows of a picture are the target's: the colours' projector goes with PERM."""
     colours = np.random.default_rng(3).integers(0, 8, (3, 4))

@@ -49,13 +49,13 @@ class Server:
         self.places = [SequenceState(i) for i in range(n_seqs)]
         self.n_read = 0
         self._rows: dict[int, list[Any]] = {}
-        compute = self.round._batch.compute
+        decode = self.round._decode_batch
 
-        def counting(spans: Any, runs: Any) -> None:
+        def counting(spans: Any) -> None:
             self.n_read += sum(span.n_prompt for span in spans)
-            compute(spans, runs)
+            decode(spans)
 
-        self.round._batch.compute = counting  # type: ignore[method-assign]
+        self.round._decode_batch = counting  # type: ignore[method-assign]
 
     def begin(self, prompt: Sequence[int], n: int = 6, place: int = 0) -> SequenceRun:
         run = SequenceRun(self.places[place], list(prompt), Sampler(self.context.model, GREEDY), n)
@@ -172,13 +172,13 @@ def test_who_waits_goes_on_when_the_other_does_not(arch: str, end: str) -> None:
     if end == "cancelled":
         runs[0].is_cancelled = True
     elif end == "failed":
-        compute = served.round._batch.compute
+        decode = served.round._decode_batch
 
-        def failing(spans: Any, runs: Any) -> None:
-            served.round._batch.compute = compute  # type: ignore[method-assign]
+        def failing(spans: Any) -> None:
+            served.round._decode_batch = decode  # type: ignore[method-assign]
             raise EngineError("made to fail")
 
-        served.round._batch.compute = failing  # type: ignore[method-assign]
+        served.round._decode_batch = failing  # type: ignore[method-assign]
     served.finish(runs[1:] if end == "left out" else runs)
     for run in runs[1:]:
         served.check(run)

@@ -31,7 +31,6 @@ from pyllama_spec.drafters.small_model import SmallModel
 from pyllama_spec.engine import Batch, Model, Sampler, SamplerParams
 from pyllama_spec.speculative import (
     Controller,
-    RejectionSampling,
     Round,
     SequenceRun,
     SequenceState,
@@ -72,10 +71,8 @@ def start(
     """A request whose acceptance is by shared noise where the parameters say so."""
     params = replace(params, seed=seed)
     sampler = Sampler(model, params)
-    own: dict[str, Any] = {"rejection": RejectionSampling(sampler, TokenDraws(params, seed))}
-    if params.shared_noise:
-        own = {"noise": SharedNoise(params, sampler)}
-    return SequenceRun(seq or SequenceState(), prompt, sampler, n, **own)
+    draws = SharedNoise(params, sampler) if params.shared_noise else TokenDraws(params, seed)
+    return SequenceRun(seq or SequenceState(), prompt, sampler, n, draws=draws)
 
 
 def finish(round_: Round, runs: Sequence[SequenceRun]) -> list[list[int]]:
@@ -165,14 +162,13 @@ def test_a_wrong_rule_shows(monkeypatch: pytest.MonkeyPatch, rule: Any) -> None:
 
 
 def test_the_distribution_of_the_place_before_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    accept = RejectionSampling.accept
+    accept_drawn: Any = acceptance.accept_drawn
 
-    def stale(
-        self: RejectionSampling, target: Any, row: int, draft: Any, drawn: Any, *more: Any
-    ) -> None:
-        accept(self, target, row, draft, [drawn[0], *drawn[:-1]], *more)
+    def stale(*arguments: Any) -> None:
+        *others, drawn = arguments
+        accept_drawn(*others, [drawn[0], *drawn[:-1]])
 
-    monkeypatch.setattr(RejectionSampling, "accept", stale)
+    monkeypatch.setattr("pyllama_spec.speculative.round.accept_drawn", stale)
     assert misfit(texts_of(small(), 2000)[0]) > 1.0
 
 

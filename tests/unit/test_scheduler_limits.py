@@ -52,12 +52,12 @@ def random_run(rng: random.Random, seq: int) -> SequenceRun:
 
 def n_tokens(decode: Sequence[Span]) -> int:
     """The tokens that it adds to the batch."""
-    return sum((s.n_rows + s.n_pad) * (1 + s.n_gap) for s in decode)
+    return sum((s.n_rows + s.n_pad) * (1 + s.n_idle) for s in decode)
 
 
 def gaps(decode: Sequence[Span]) -> list[int]:
     """The idle sequences that it pads."""
-    return [span.seq + 1 + i for span in decode for i in range(span.n_gap)]
+    return [span.seq + 1 + i for span in decode for i in range(span.n_idle)]
 
 
 def check(

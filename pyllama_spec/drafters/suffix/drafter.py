@@ -28,8 +28,8 @@ from pyllama_spec.errors import ArgumentError
 
 _LOW, _HIGH = 0.01, 0.995
 # On the traces and mixed prompts of benchmarks/ 100 of 174 copies of the text itself were right
-# after three equal tokens, and 79 of 654 after none.
-_AFTER_THREE, _AFTER_NONE = 0.6, 0.15
+# after three equal tokens.
+_AFTER_THREE = 0.6
 # After so few equal tokens a place in another text is weaker evidence than one in this text.
 _OF_OTHERS = 0.8
 
@@ -38,9 +38,8 @@ def chance_of(match_length: int, share: float, *, is_own: bool, is_resumed: bool
     """The chance of a copied token, given that those before it are right.
 
     What held m times holds again with chance (m + 1) / (m + 2), by Laplace's rule of succession.
-    That is too high where little has held: three equal tokens are often equal by chance, and after
-    a difference no token is known to be equal. Counting the outcomes of copies by such facts gave
-    nothing on the traces of benchmarks/.
+    That is too high where little has held: three equal tokens are often equal by chance. Counting
+    the outcomes of copies by such facts gave nothing on the traces of benchmarks/.
 
     Args:
         match_length: the number of equal tokens before it, drafted ones included.
@@ -50,7 +49,7 @@ def chance_of(match_length: int, share: float, *, is_own: bool, is_resumed: bool
     """
     m = match_length
     if is_resumed:
-        p = (m + 1.0) / (m + 2.0) * _OF_OTHERS if m else _AFTER_NONE
+        p = (m + 1.0) / (m + 2.0) * _OF_OTHERS
     else:
         p = (m + 1.0) / (m + 2.0) if m > 3 else _AFTER_THREE
         p *= share * (1.0 if is_own else 1.0 - (1.0 - _OF_OTHERS) * 3 / max(m, 3))
@@ -59,9 +58,6 @@ def chance_of(match_length: int, share: float, *, is_own: bool, is_resumed: bool
 
 # The most tokens that the text may have from the difference on before the copy is given up.
 _MAX_GAP = 12
-# A longer difference is not skipped before a token after it is equal: of 242 such copies 2 were
-# right on the traces and mixed prompts of benchmarks/, and 35 of 392 after shorter ones.
-_MAX_UNSEEN = 3
 # How many more of them the copied text may have.
 _MAX_EXTRA = 12
 # The most equal tokens after a difference that are looked for; the index finds longer matches.
@@ -73,8 +69,7 @@ class Gap(NamedTuple):
 
     After a difference no n-gram matches until some tokens are equal again, though the text often
     continues as the copied one does. So the drafter remembers the difference for some tokens, and
-    resumes the copy: after the next equal tokens, or, before there are any, after as many tokens as
-    the last difference had.
+    resumes the copy after the next equal ones.
     """
 
     source: OwnText | Memory  # what was copied from: the text itself, or a memory of others
@@ -82,33 +77,16 @@ class Gap(NamedTuple):
     begin: int  # the index in the own text of the token that came instead
 
 
-# The length of a difference: in the copied text, and in this one.
-Lengths = tuple[int, int]
-
-
-def resume_point(
-    gap: Gap, index: TokenIndex, new: list[int], last: Lengths
-) -> tuple[int, int, Lengths] | None:
-    """Where the copy may continue after the tokens `new`, since a difference like the last one.
-
-    Returns:
-        The place, the number of equal tokens before it, and the lengths of the difference.
-    """
+def resume_point(gap: Gap, index: TokenIndex, new: list[int]) -> tuple[int, int] | None:
+    """Where the copy may continue after the tokens `new`, and how many are equal before it."""
     n = len(new)
-    if not n:
-        return None
     copied: list[int] = index.tokens[gap.at : min(gap.at + n + _MAX_EXTRA, index.n)].tolist()
     for n_equal in range(min(n, _MAX_EQUAL), 0, -1):
         ending = new[n - n_equal :]
         for end in range(n_equal, len(copied)):
             if copied[end - n_equal : end] == ending:
-                return gap.at + end, n_equal, (end - n_equal, n - n_equal)
-    if last[1] != n and n > _MAX_UNSEEN:
-        return None
-    n_skipped = last[0] if last[1] == n else n
-    if n_skipped >= len(copied):
-        return None
-    return gap.at + n_skipped, 0, (n_skipped, n)
+                return gap.at + end, n_equal
+    return None
 
 
 # Tokens of earlier requests that a drafter keeps in memory: of one user, and in all.
@@ -127,20 +105,18 @@ class OwnText:
         index: the index of its tokens.
         user: the user of its request.
         remembers: whether later requests may copy from its new tokens.
-        n_settled: the number of its tokens that were remembered already, or must not be.
+        n_remembered: the number of its tokens that were remembered already, or must not be.
         n_private: the number of those that must not be remembered.
         origins: a byte for each token, 1 if the target chose it, 0 if it was given.
         gap: the newest difference from what was copied, while a copy may resume after it.
-        lengths: of the last difference after which a copy was right.
     """
 
     def __init__(self) -> None:
         self.index = TokenIndex(_FIRST_CAPACITY)
         self.origins = bytearray()
         self.user, self.remembers = "", False
-        self.n_settled = self.n_private = 0
+        self.n_remembered = self.n_private = 0
         self.gap: Gap | None = None
-        self.lengths = (1, 1)
 
     def append(self, tokens: Sequence[int] | npt.NDArray[np.int32], n_chosen: int = 0) -> None:
         """Appends tokens; the target chose the last n_chosen."""
@@ -156,11 +132,11 @@ class OwnText:
         self.index.cut(n)
         del self.origins[n:]
         self.gap = None
-        self.n_settled, self.n_private = min(self.n_settled, n), min(self.n_private, n)
+        self.n_remembered, self.n_private = min(self.n_remembered, n), min(self.n_private, n)
 
-    def settle(self) -> tuple[list[int], bytes]:
-        """The part to remember, with the tokens before it, and each token's origin."""
-        begin, self.n_settled = self.n_settled, self.index.n
+    def take_new(self) -> tuple[list[int], bytes]:
+        """The part to remember now, with the tokens before it, and each token's origin."""
+        begin, self.n_remembered = self.n_remembered, self.index.n
         if not self.remembers:
             self.n_private = self.index.n
         if not self.remembers or begin >= self.index.n:
@@ -180,8 +156,7 @@ class _Copied(NamedTuple):
     source: OwnText | Memory  # what was copied from: the text itself, or a memory of others
     at: int  # the index of the first copied token in the source
     match_length: int  # the number of equal tokens before it
-    # The lengths of the difference after which it resumed; None for a match.
-    resumed: Lengths | None = None
+    is_resumed: bool = False  # whether it resumed after a difference, and is no match
 
 
 class Suffix(Drafter):
@@ -254,7 +229,7 @@ class Suffix(Drafter):
         text = self._text(seq)
         self.end_request(seq)
         text.remembers, text.user = remember, user
-        text.gap, text.lengths = None, (1, 1)
+        text.gap = None
         self._copied.pop(seq, None)
         for source in self._sources(user):
             source.refresh()
@@ -262,7 +237,7 @@ class Suffix(Drafter):
     def end_request(self, seq: int) -> None:
         """Remembers the text of the ended request, from which later ones may copy."""
         text = self._texts.get(seq)
-        ids, origins = ([], b"") if text is None else text.settle()
+        ids, origins = ([], b"") if text is None else text.take_new()
         if text is None or not ids:
             return
         if self._store is not None:
@@ -304,10 +279,8 @@ class Suffix(Drafter):
         n_met, n_right = min(len(tokens), len(ids)), 0
         while n_right < n_met and ids[n_right] == tokens[n_right]:
             n_right += 1
-        if not n_right and copied.resumed is not None:
+        if not n_right and copied.is_resumed:
             return  # it resumed at a wrong place: the difference is where it was
-        if copied.resumed is not None:
-            text.lengths = copied.resumed
         if _differs(copied, tokens, n_right):
             text.gap = Gap(source, at + n_right, text.index.n + n_right)
 
@@ -324,7 +297,7 @@ class Suffix(Drafter):
         text.append(self._text(seq).index.array())
         text.user, text.remembers = before.user, before.remembers
         # Another request's, which remembers it: this one's text begins here.
-        text.n_settled = text.n_private = text.index.n
+        text.n_remembered = text.n_private = text.index.n
         self._texts[to] = text
 
     def tokens(self, seq: int) -> list[int]:
@@ -359,9 +332,8 @@ class Suffix(Drafter):
         self._copied[request.seq] = best
         if not best.ids:
             return NO_DRAFT
-        # A length of 0 would mean that a model has drafted it.
-        match_length, is_remembered = max(best.match_length, 1), best.source is not text
-        return Draft(best.ids, best.p, match_length=match_length, is_remembered=is_remembered)
+        is_remembered = best.source is not text
+        return Draft(best.ids, best.p, match_length=best.match_length, is_remembered=is_remembered)
 
     def _follow(self, source: OwnText | Memory, tail: list[int], n: int) -> _Copied | None:
         """Continues after the longest match, token by token, as most occurrences do."""
@@ -378,23 +350,24 @@ class Suffix(Drafter):
         if len(new) > _MAX_GAP:
             text.gap = None
             return None
-        point = resume_point(gap, index, new, text.lengths)
+        point = resume_point(gap, index, new)
         if point is None:
             return None
-        at, n_equal, lengths = point
+        at, n_equal = point
         ids = _continuation(index, at, n, is_own=is_own)
         steps = (
             (token, chance_of(n_equal + depth, 1.0, is_own=is_own, is_resumed=True), at)
             for depth, token in enumerate(ids)
         )
-        return self._likely(steps, gap.source, n_equal, lengths)
+        return self._likely(steps, gap.source, n_equal, is_resumed=True)
 
     def _likely(
         self,
         steps: Iterable[tuple[int, float, int]],
         source: OwnText | Memory,
         match_length: int,
-        resumed: Lengths | None = None,
+        *,
+        is_resumed: bool = False,
     ) -> _Copied | None:
         """Cuts a copy before its first unlikely token; None if there is nothing to copy."""
         ids, p = [], []
@@ -411,7 +384,7 @@ class Suffix(Drafter):
             n_expected += survival
         if begin < 0:
             return None
-        return _Copied(ids, p, n_expected, source, begin, match_length, resumed)
+        return _Copied(ids, p, n_expected, source, begin, match_length, is_resumed)
 
     # ---- for people
 

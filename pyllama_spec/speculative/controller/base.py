@@ -67,7 +67,7 @@ class Span:
     n_verified: int = 0  # the number of its tokens that are verified
     ids: Sequence[int] = ()  # those tokens
     n_pad: int = 0  # the number of padding tokens after them
-    n_gap: int = 0  # the number of idle sequences after it that are padded to its length
+    n_idle: int = 0  # the number of idle sequences after it that are padded to its length
     first_row: int = 0  # the span's first row in the batch
     tokens: Sequence[int] = ()  # what the round committed; () for a prompt, and after a failure
     # The seconds that the draft saved in this round, and their error; None if that is not known.
