@@ -154,7 +154,7 @@ WINDOWS_TESTS ?= tests/windows tests/rpc/test_placement.py tests/unit/test_files
     $(addprefix tests/faces/,test_cli.py test_llama_completion.py test_llama_stream.py test_states.py) \
     $(addprefix tests/parity/,test_equal_rows.py test_many_sequences.py test_same_text.py test_state_rounds.py) \
     $(addprefix tests/server/,test_dialect_clients.py test_endpoints.py test_prefix_folder.py)
-WINDOWS_KILLS = tests/drafters/test_suffix_store_kills.py
+WINDOWS_KILLS = tests/drafters/test_suffix_store_kills.py tests/server/test_prefix_kills.py
 WINE = $(BIN)/python -m tests.windows.wine run $(WINDOWS)
 test-windows: $(STAMP) $(VENV)/.test $(WINDOWS_MODELS)
 	@for program in x86_64-w64-mingw32-g++-posix wine; do command -v $$program >/dev/null || \

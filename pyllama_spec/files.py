@@ -72,6 +72,15 @@ def lock(file: BinaryIO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def remove_unlocked(folder: Path, pattern: str) -> None:
+    """Removes files that a killed process left: those that no process has locked."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            with path.open("r+b") as file:
+                lock(file)
+            path.unlink()
+
+
 def why_no_output(path: Path) -> str | None:
     """The reason why whole_file() cannot write there; checked before hours of work."""
     if path.is_dir():

@@ -30,7 +30,7 @@ _MAX_TOKENS = 1024
 _HELP = """\
 /help              this text
 /reset             begin anew; the system message stays
-/quit, Ctrl-D      leave
+/quit              leave; so does Ctrl-D, on Windows Ctrl-Z and Enter
 Ctrl-C             end the answer, or drop what is typed
 Several lines: paste them, or end a line with \\"""
 
@@ -56,7 +56,7 @@ def run_chat(args: argparse.Namespace) -> int:
             print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
         is_typed = sys.stdin.isatty() and sys.stdout.isatty()
         if is_typed:
-            print(dim("/help says what can be done, Ctrl-D leaves", sys.stdout))
+            print(dim("/help says what can be done, /quit leaves", sys.stdout))
             with contextlib.suppress(ImportError):  # not on every platform
                 # What is pasted is one message then.
                 import_module("readline").parse_and_bind("set enable-bracketed-paste on")

@@ -25,7 +25,7 @@ from pyllama_spec.cli.rpc_server import add_rpc_server
 from pyllama_spec.cli.serve import add_serve
 from pyllama_spec.cli.train import add_train
 from pyllama_spec.cli.wording import Parser, face_of, notes_on_stderr
-from pyllama_spec.engine import engine_version, quantize, quantize_types, set_log_level
+from pyllama_spec.engine import engine_version, quantize, quantize_types, set_log_level, windows
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.sizes import shares_by_type
 from pyllama_spec.terminal import clear_bar, fitted
@@ -84,6 +84,8 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
 
 def _open_streams() -> None:
     """Prepares the standard streams so that any generated text can be printed."""
+    if sys.platform == "win32":
+        windows.show_colours()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:

@@ -1,4 +1,4 @@
-"""What Windows says about the machine; only imported there."""
+"""What Windows says about the machine, and its console; empty elsewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ if sys.platform == "win32":
     _KERNEL = ctypes.windll.kernel32
     # Of a record of GetLogicalProcessorInformation: eight-byte words, and the kind of a core.
     _N_WORDS, _CORE = 4, 0
+    # GetStdHandle()'s numbers of stdout and stderr, and a console's flag.
+    _OUTPUTS, _HAS_COLOURS = (-11, -12), 4
 
     def memory_bytes() -> int:
         """The machine's memory."""
@@ -23,3 +25,11 @@ if sys.platform == "win32":
         if not _KERNEL.GetLogicalProcessorInformation(records, ctypes.byref(n_bytes)):
             return 0
         return sum(kind & 0xFFFFFFFF == _CORE for kind in records[1::_N_WORDS])
+
+    def show_colours() -> None:
+        """Has the console obey the escape sequences of colours, as newer ones do unasked."""
+        mode = ctypes.c_ulong()
+        for number in _OUTPUTS:
+            handle = _KERNEL.GetStdHandle(number)
+            if _KERNEL.GetConsoleMode(handle, ctypes.byref(mode)):
+                _KERNEL.SetConsoleMode(handle, mode.value | _HAS_COLOURS)

@@ -24,13 +24,13 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.errors import ArgumentError, ContextFullError, warn
+from pyllama_spec.files import lock, remove_unlocked
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.requests.run import GenerationRecord, Run
 from pyllama_spec.speculative import Adapters, SequenceState
 from pyllama_spec.speculative.sequence import n_common
 
-_GIB = 1 << 30
-_SUFFIX = ".prefix"
+_SUFFIX, _PART = ".prefix", ".part"
 # Caches are of anyone's making; several threads come to them.
 _LOCK = threading.Lock()
 
@@ -57,7 +57,7 @@ class BaseLlamaCache(ABC):
     another model or other adapters, has given none: the text is read.
     """
 
-    def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
+    def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         if not isinstance(capacity_bytes, int) or capacity_bytes < 0:
             raise ArgumentError("capacity_bytes", capacity_bytes, "a number of bytes")
         self.capacity_bytes = capacity_bytes
@@ -82,7 +82,7 @@ class BaseLlamaCache(ABC):
 class LlamaRAMCache(BaseLlamaCache):
     """A cache in memory."""
 
-    def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
+    def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)
         # By tokens and owner.
         self.cache_state: OrderedDict[tuple[tuple[int, ...], str], LlamaState] = OrderedDict()
@@ -217,6 +217,7 @@ class LlamaDiskCache(BaseLlamaCache):
             raise ArgumentError(
                 problem=f"prompts cannot be kept in {self._folder}: {error.strerror}"
             ) from None
+        remove_unlocked(self._folder, f"*{_PART}")
         for path in sorted(files, key=_used_ns):
             with suppress(*_UNREADABLE):  # of someone else, damaged, or just deleted
                 if path.is_file():
@@ -230,49 +231,48 @@ class LlamaDiskCache(BaseLlamaCache):
         with self._lock:
             return sum(one.n_bytes for one in self._known.values())
 
-    def _closest(self, key: Sequence[int]) -> tuple[str, int] | None:
-        """The file with the longest prefix of a text, and the prefix's length."""
+    def _closest(self, key: Sequence[int]) -> tuple[str, int]:
+        """The file with the longest prefix of a text, and the prefix's length, 0 for none."""
         owner = getattr(key, "owner", None)
         asked = np.asarray(key, np.int32)
-        best: tuple[str, int] | None = None
+        best = "", 0
         with self._lock:
             for name, one in self._known.items():
                 if owner is not None and one.owner != owner:
                     continue
                 n = n_common_ids(asked, one.tokens)
-                if n > (best[1] if best else 0):
+                if n > best[1]:
                     best = name, n
         return best
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
         """The state with the longest prefix of a text; KeyError if none is worth its file."""
-        closest = self._closest(key)
-        if closest is None or closest[1] < self.min_tokens:
+        name, n = self._closest(key)
+        if n < self.min_tokens:
             raise KeyError("no file begins with enough of these tokens")
-        path = self._path(closest[0])
+        path = self._path(name)
         try:
             with ZipFile(path) as file:
                 state = _state_of(file)
             os.utime(path)
         except _UNREADABLE:
-            self._drop(closest[0])
+            self._drop(name)
             raise KeyError("the file is gone, or damaged") from None
         with self._lock:  # the last used one is the last to be deleted
-            if closest[0] in self._known:
-                self._known[closest[0]] = self._known.pop(closest[0])
+            if name in self._known:
+                self._known[name] = self._known.pop(name)
         return state
 
     def __contains__(self, key: Sequence[int]) -> bool:
-        closest = self._closest(key)
-        return closest is not None and closest[1] >= self.min_tokens
+        return self._closest(key)[1] >= self.min_tokens
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
         """Writes a state, unless it is short or adds little to a stored one."""
         tokens, owner = value.tokens[: value.n_tokens], value.owner
         if len(tokens) < self.min_tokens:
             return
-        closest = self._closest(StateKey(tokens, owner))
-        if closest is None or closest[1] <= len(tokens) - self.min_new:
+        n = self._closest(StateKey(tokens, owner))[1]
+        if n == 0 or n <= len(tokens) - self.min_new:
             self._put(owner, value)
 
     def _put(self, owner: str, state: LlamaState) -> None:
@@ -287,9 +287,10 @@ class LlamaDiskCache(BaseLlamaCache):
 
         name = hashlib.sha256(owner.encode() + tokens.tobytes()).hexdigest()[:32]
         # mkstemp() makes it 0600, and it is renamed when it is whole.
-        number, made = tempfile.mkstemp(dir=self._folder, suffix=".part")
+        number, made = tempfile.mkstemp(dir=self._folder, suffix=_PART)
         try:
             with os.fdopen(number, "wb") as raw, ZipFile(raw, "w") as file:
+                lock(raw)
                 _put_state(file, owner, state)
             n_bytes = Path(made).stat().st_size
             if n_bytes <= self.capacity_bytes:

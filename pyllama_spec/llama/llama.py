@@ -699,9 +699,6 @@ class Llama(Closeable):
         Returns:
             The whole response, or with stream=True a Stream that is in line, for `async for`. A
             task that is cancelled meanwhile aborts the request.
-
-        Raises:
-            PyllamaSpecError: whatever create_completion() and Stream raise.
         """
         create = self.create_completion
         answer: Response | Stream[Response] = await answered(create, options, more, stream)
@@ -1021,9 +1018,6 @@ class Llama(Closeable):
 
         Returns:
             A ChatCompletion, or with stream=True an iterator of ChatCompletionChunk.
-
-        Raises:
-            ImportError: the package openai is not installed.
         """
         from openai.types.chat import ChatCompletion, ChatCompletionChunk
 

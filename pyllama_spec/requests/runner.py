@@ -365,11 +365,7 @@ class Runner:
     def start(self, run: Run, *, is_whole: bool, is_detached: bool) -> None:
         """Queues a request before it is read, unless its reader computes it.
 
-        Args:
-            run: the request.
-            is_whole: whether it is computed to its end; else no more than some pieces ahead of its
-                reader.
-            is_detached: whether it is computed before anybody reads it, with one place too.
+        is_whole: to its end, not some pieces ahead of its reader; is_detached: with one place too.
         """
         if self._line.n_places > 1 or is_detached:
             self._submit(run, max_ahead=None if is_whole else _MAX_AHEAD, is_inline=False)

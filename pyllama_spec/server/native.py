@@ -47,49 +47,46 @@ _STOPS = {"length": "limit", "stop": "eos"}
 # ---- texts in llama-server's form
 
 
-async def completion(exchange: Exchange, request: NativeRequest) -> Any:
-    """POST /completion."""
-    return await exchange.generate(request, NativeShape(request), _to_completion)
+async def completion(exchange: Exchange, request: NativeRequest | InfillRequest) -> Any:
+    """POST /completion, and /infill, which fills the text between two texts."""
+    shape = NativeShape(request)
+    return await exchange.generate(request, shape, shape.asked)
 
 
-async def infill(exchange: Exchange, request: InfillRequest) -> Any:
-    """POST /infill: fills the text between two texts."""
-    beside = "".join(
-        f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n" for one in request.input_extra
-    )
-    asked = _completion_request(request, beside + request.input_prefix + request.prompt)
-    asked.suffix = request.input_suffix
-    return await exchange.generate(asked, NativeShape(request))
-
-
-def _to_completion(request: NativeRequest, service: Service) -> CompletionRequest:
-    vocab, n_ctx = service.llm.model.vocab, service.llm.n_ctx()
+def _prompt_of(request: NativeRequest | InfillRequest, vocab: Vocab, n_ctx: int) -> Any:
+    if isinstance(request, InfillRequest):
+        beside = (
+            f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n" for one in request.input_extra
+        )
+        return "".join((*beside, request.input_prefix, request.prompt))
     prompts = [text_or_ids(one, vocab, n_ctx) for one in entries_of(request.prompt)]
-    return _completion_request(request, prompts[0] if len(prompts) == 1 else prompts)
-
-
-def _completion_request(request: NativeSampling, prompt: Any) -> CompletionRequest:
-    """The equivalent completion request."""
-    shared = {name: getattr(request, name) for name in Sampling.__struct_fields__}
-    asked = CompletionRequest(prompt=prompt, **shared)
-    n = request.n_predict if request.n_predict is not None else request.max_tokens
-    # 0 only reads the prompt; one token is the least here.
-    asked.max_tokens = _NO_LIMIT if n is None else 1 if n == 0 else n
-    asked.logprobs = request.n_probs or None
-    asked.return_token_ids = True
-    asked.stream_options = None
-    return asked
+    return prompts[0] if len(prompts) == 1 else prompts
 
 
 class NativeShape(Shape):
     """The form of llama-server's texts."""
 
     def __init__(self, request: NativeSampling) -> None:
-        self._has_tokens = request.return_tokens
+        self._has_tokens, self._n_ctx = request.return_tokens, 0
         given = msgspec.structs.asdict(request)
         self._settings = {
             name: one for name, one in given.items() if one is not None and name not in _NO_SETTINGS
         }
+
+    def asked(self, request: NativeRequest | InfillRequest, service: Service) -> CompletionRequest:
+        """The equivalent completion request."""
+        self._n_ctx = service.llm.n_ctx()
+        shared = {name: getattr(request, name) for name in Sampling.__struct_fields__}
+        prompt = _prompt_of(request, service.llm.model.vocab, self._n_ctx)
+        asked = CompletionRequest(prompt=prompt, **shared)
+        asked.suffix = request.input_suffix if isinstance(request, InfillRequest) else None
+        n = request.n_predict if request.n_predict is not None else request.max_tokens
+        # 0 only reads the prompt; one token is the least here.
+        asked.max_tokens = _NO_LIMIT if n is None else 1 if n == 0 else n
+        asked.logprobs = request.n_probs or None
+        asked.return_token_ids = True
+        asked.stream_options = None
+        return asked
 
     def shown_id(self, answer_id: str) -> str | None:
         """Its answers have no id."""
@@ -122,17 +119,18 @@ class NativeShape(Shape):
         stop_type = _STOPS.get(choice["finish_reason"], "none")
         if isinstance(reason, str):
             stop_type, word = "word", reason
-        n_prompt = usage["prompt_tokens"]
+        n_prompt, n_text = usage["prompt_tokens"], usage["completion_tokens"]
         return {
             "index": choice["index"],
             "content": choice["text"],
             "tokens": choice["token_ids"] if self._has_tokens else [],
             "stop": True,
             "model": answer["model"],
-            "tokens_predicted": usage["completion_tokens"],
+            "tokens_predicted": n_text,
             "tokens_evaluated": n_prompt,
-            "tokens_cached": n_prompt + usage["completion_tokens"],
-            "truncated": False,
+            "tokens_cached": n_prompt + n_text,
+            # By the end of the context; the usage of several texts is their sum.
+            "truncated": len(answer["choices"]) == 1 and n_prompt + n_text >= self._n_ctx,
             "stop_type": stop_type,
             "stopping_word": word,
             "has_new_line": "\n" in choice["text"],
@@ -314,7 +312,7 @@ async def slots(exchange: Exchange, _: None) -> Any:
 ROUTES = (
     Route("POST", "/completion", completion, NativeRequest),
     Route("POST", "/completions", completion, NativeRequest),
-    Route("POST", "/infill", infill, InfillRequest),
+    Route("POST", "/infill", completion, InfillRequest),
     Route("POST", "/tokenize", tokenize, TokenizeRequest),
     Route("POST", "/detokenize", detokenize, DetokenizeRequest),
     Route("POST", "/apply-template", apply_template, ChatRequest),

@@ -149,6 +149,7 @@ def test_prompts_in_llama_servers_form(client: Client) -> None:
     text, *others = ("the cat", {"prompt_string": "the cat"}, {"content": parts}, [*ids, " cat"],
                      [[*ids, " cat"]])  # fmt: skip
     answer = client.right("/completion", {**body, "prompt": text, "n_predict": 9})["content"]
+    assert client.right("/completion", {**body, "prompt": text})["truncated"]
     vectors = client.right("/v1/embeddings", {"input": text})["data"]
     for one in others:
         asked = {**body, "prompt": one, "n_predict": 9}
