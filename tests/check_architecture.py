@@ -22,23 +22,23 @@ BUDGETS = {
     # The files beside the rooms: the table of options has the help and the names of all faces.
     "pyllama_spec": 1_430,
     "pyllama_spec/bench": 1_200,
-    "pyllama_spec/chat": 1_980,
-    "pyllama_spec/cli": 2_160,
+    "pyllama_spec/chat": 2_090,  # 110 for pictures (issue 63)
+    "pyllama_spec/cli": 2_130,
     "pyllama_spec/convert": 2_500,
-    "pyllama_spec/drafters": 5_170,
-    "pyllama_spec/engine": 3_890,
+    "pyllama_spec/drafters": 5_120,  # 30 for pictures
+    "pyllama_spec/engine": 4_340,  # 460 for projectors and their rows (issue 63)
     "pyllama_spec/gguf": 920,
-    "pyllama_spec/llama": 4_540,
-    "pyllama_spec/llama_cpp": 1_120,
-    "pyllama_spec/requests": 2_540,
-    "pyllama_spec/schema": 3_580,
+    "pyllama_spec/llama": 4_530,
+    "pyllama_spec/llama_cpp": 1_050,
+    "pyllama_spec/requests": 2_330,
+    "pyllama_spec/schema": 3_520,
     "pyllama_spec/server": 5_530,
-    "pyllama_spec/speculative": 4_400,
+    "pyllama_spec/speculative": 4_230,  # 90 for pictures
     "pyllama_spec/train": 5_800,
-    "tests": 49_270,
+    "tests": 50_060,  # 1,000 for pictures (issue 63)
     "benchmarks": 1_230,
-    "tools": 2_890,
-    "csrc": 16_510,  # 2,220 for repacked weights (issue 58), 290 for the schemas of tools (60)
+    "tools": 2_970,  # 75 for the judge of pictures (issue 63)
+    "csrc": 16_620,  # 2,220 for repacked weights (issue 58), 290 for the schemas of tools (60), 420 for pictures (63)
 }
 # In words, bars of tables among them: what is written by hand in docs/.
 DOCS_BUDGET = 32_800

@@ -34,10 +34,16 @@ STAMP = ".pyllama-spec-stamp.json"
 # Raised when the same inputs would lead to another tree, so that older trees are made anew.
 FORMAT = 1
 # What the build reads when LLAMA_BUILD_COMMON is off; a folder stands for all it holds. Of common/
-# our CMakeLists.txt takes what reads and writes chats, which needs nlohmann's JSON. Upstream always
-# enters vendor/ and needs the sources of `hash` to configure; other headers there are left out.
+# our CMakeLists.txt takes what reads and writes chats, which needs nlohmann's JSON; of tools/mtmd
+# what computes images and sounds, but not what opens files. Upstream always enters vendor/ and
+# needs the sources of `hash` to configure; other headers there are left out.
 PARTS = (
     "AUTHORS", "CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src",
+    "tools/mtmd/clip-graph.h", "tools/mtmd/clip-impl.h", "tools/mtmd/clip-model.h",
+    "tools/mtmd/clip.cpp", "tools/mtmd/clip.h", "tools/mtmd/debug/mtmd-debug.h",
+    "tools/mtmd/models", "tools/mtmd/mtmd-audio.cpp", "tools/mtmd/mtmd-audio.h",
+    "tools/mtmd/mtmd-image.cpp", "tools/mtmd/mtmd-image.h", "tools/mtmd/mtmd-internal.h",
+    "tools/mtmd/mtmd.cpp", "tools/mtmd/mtmd.h",
     "vendor/CMakeLists.txt", "vendor/hash", "vendor/miniaudio/CMakeLists.txt", "vendor/nlohmann",
     "vendor/sheredom/CMakeLists.txt", "vendor/stb/CMakeLists.txt",
 )  # fmt: skip

@@ -98,12 +98,14 @@ llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     state.seq_ptrs.push_back(nullptr);
 
     // For a row without an id, the engine reads several positions if the model's rotation uses several. Text has the
-    // same position three times, then a zero. The array holds all first positions, then all second ones.
+    // same position three times, then a zero; a row of an image its place in time, its row and its column. The array
+    // holds all first positions, then all second ones.
     const int32_t n_pos = b.ids == nullptr ? state.n_pos_per_row : 1;
     if (n_pos > 1) {
         state.positions.assign((size_t) n_pos * b.n_tokens, 0);
         for (int32_t k = 0; k < std::min(n_pos, 3); ++k) {
-            std::copy(b.pos, b.pos + b.n_tokens, state.positions.begin() + (size_t) k * b.n_tokens);
+            const int32_t * from = k > 0 && b.grid != nullptr ? b.grid + (size_t) (k - 1) * b.n_tokens : b.pos;
+            std::copy(from, from + b.n_tokens, state.positions.begin() + (size_t) k * b.n_tokens);
         }
     }
 
@@ -117,6 +119,26 @@ llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     out.logits   = const_cast<int8_t *>(b.output);
     return out;
 }
+
+// While it lives, each token of a batch sees all the others.
+class whole_batch {
+public:
+    whole_batch(llama_context * ctx, bool is_whole) : ctx(is_whole && llama_get_causal_attn(ctx) ? ctx : nullptr) {
+        if (this->ctx != nullptr) {
+            llama_set_causal_attn(this->ctx, false);
+        }
+    }
+    ~whole_batch() {
+        if (ctx != nullptr) {
+            llama_set_causal_attn(ctx, true);
+        }
+    }
+    whole_batch(const whole_batch &) = delete;
+    whole_batch & operator=(const whole_batch &) = delete;
+
+private:
+    llama_context * ctx;
+};
 
 [[noreturn]] void fail_decode(int32_t rc) {
     if (rc == 2 && is_exiting()) {
@@ -278,7 +300,12 @@ void decode(context_state & state, const llama_spec_batch & batch, bool encode) 
         fail(LLAMA_SPEC_ARGUMENT, "an encoder takes a batch in one piece: at most n_ubatch = " +
                 std::to_string(llama_n_ubatch(state.ctx)) + " tokens");
     }
+    if (batch.is_whole && batch.n_tokens > (int32_t) llama_n_ubatch(state.ctx)) {
+        fail(LLAMA_SPEC_ARGUMENT, "an image that this model reads in one piece has " + std::to_string(batch.n_tokens) +
+                " rows, more than `n_ubatch=" + std::to_string(llama_n_ubatch(state.ctx)) + "`");
+    }
     const llama_batch in = engine_batch(state, batch);
+    const whole_batch whole(state.ctx, batch.is_whole);
     state.n_rows = 0;
     const state_places before(state);
     int32_t rc = 0;

@@ -38,11 +38,13 @@ struct llama_spec_batch {
     const float   * rows;       /* [n_tokens, n_row] state or embedding rows, or NULL */
     int32_t         n_row;
     const int32_t * pos;        /* [n_tokens] */
+    const int32_t * grid;       /* [2, n_tokens] row and column of media rows, counted like pos; NULL: they equal pos */
     const int32_t * seq;        /* [n_tokens] */
     const int8_t  * output;     /* [n_tokens] non-zero to get logits */
     int32_t         mode;       /* enum llama_spec_draft_mode; ignored by other models */
     int32_t         head;       /* for an MTP context: which of the model's heads computes the batch, 0 the first */
     bool candidates_only;       /* for a draft: only llama_spec_draft_candidates() is needed, no logits */
+    bool is_whole;              /* each row sees all rows of the batch, the later ones too; at most n_ubatch */
 };
 
 /* For a draft that predicts a block of tokens at once. */

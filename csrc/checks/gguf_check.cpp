@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -56,6 +57,16 @@ uint64_t first(const gguf_context * file, const std::string & key) {
     return is_list ? whole_number(gguf_get_arr_data(file, id), gguf_get_arr_type(file, id), 0) : largest(file, key);
 }
 
+using gguf_file = std::unique_ptr<gguf_context, decltype(&gguf_free)>;
+
+gguf_file read_header(const char * path) {
+    gguf_file file(gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ nullptr }), gguf_free);
+    if (!file) {
+        fail(LLAMA_SPEC_LOAD, "the file is damaged");
+    }
+    return file;
+}
+
 // The engine divides by the number of heads: the first layer's, unless layers differ in kind. Models with only
 // recurrent layers have none. The engine itself refuses architectures that it does not know.
 void check_heads(const gguf_context * file, const std::string & name) {
@@ -98,12 +109,20 @@ void check_strides(const gguf_context * file, const std::string & arch) {
 
 } // namespace
 
-void check_gguf(const char * path) {
-    const std::unique_ptr<gguf_context, decltype(&gguf_free)> file(
-        gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ nullptr }), gguf_free);
-    if (!file) {
-        fail(LLAMA_SPEC_LOAD, "the file is damaged");
+void check_tensors_end(const char * path) {
+    const auto file = read_header(path);
+    std::error_code error;
+    const uint64_t n_bytes = std::filesystem::file_size(path, error);
+    for (int64_t i = 0; i < gguf_get_n_tensors(file.get()); ++i) {
+        const uint64_t end = gguf_get_data_offset(file.get()) + gguf_get_tensor_offset(file.get(), i) + gguf_get_tensor_size(file.get(), i);
+        if (error || end > n_bytes) {
+            fail(LLAMA_SPEC_LOAD, "the file is cut off; download it again");
+        }
     }
+}
+
+void check_gguf(const char * path) {
+    const auto file = read_header(path);
     const int64_t id = gguf_find_key(file.get(), "general.architecture");
     if (id < 0 || gguf_get_kv_type(file.get(), id) != GGUF_TYPE_STRING) {
         fail(LLAMA_SPEC_LOAD, "the file does not say what kind of model it holds: general.architecture is missing");

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
+from pyllama_spec.chat.pictures import MAX_BYTES
+from pyllama_spec.cli.options import (
+    add_model_options,
+    add_options,
+    add_sampling_options,
+    open_llama,
+)
 from pyllama_spec.cli.wording import notes_held
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
+from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import Piece
@@ -44,6 +53,9 @@ def add_generate(commands: _Commands) -> None:
     source.add_argument("-f", "--file", type=Path, help="a file that holds the prompt; - for stdin")
     parser.add_argument("--chat", action="store_true", help="use the model's chat template")
     parser.add_argument("--system", default=None, help="a system message, with --chat")
+    add_options(parser, OpenOptions, "pictures")
+    parser.add_argument("--image", type=Path, action="append", default=[], metavar="F",
+        help="a picture before the prompt, with --chat and --mmproj; may be repeated")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_generate)
 
@@ -62,6 +74,19 @@ def _prompt(args: argparse.Namespace) -> str:
     return read_text(args.file, "the prompt")
 
 
+def _picture(path: Path) -> dict[str, Any]:
+    """A picture's file as a part of a message."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ArgumentError(
+            "image", os.fspath(path), problem=f"cannot be read: {error.strerror or error}"
+        ) from None
+    url = "data:image/any;base64," + base64.b64encode(content).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def _read_stdin() -> str:
     text = sys.stdin.read(MAX_TEXT_BYTES + 1)
     if not text:
@@ -78,10 +103,14 @@ def run_generate(args: argparse.Namespace) -> int:
     """Generates once and prints the text and its figures, or one JSON object."""
     if args.system is not None and not args.chat:
         raise ArgumentError("system", problem="is a part of a chat", remedy="add --chat")
+    if args.image and not args.chat:
+        raise ArgumentError("image", problem="is a part of a chat", remedy="add --chat")
     prompt = _prompt(args)
+    pictures = [_picture(path) for path in args.image]
     with open_llama(args) as llama:
         if args.chat:
-            messages: _Messages = [{"role": "user", "content": prompt}]
+            content = [*pictures, {"type": "text", "text": prompt}] if pictures else prompt
+            messages: _Messages = [{"role": "user", "content": content}]
             if args.system is not None:
                 messages.insert(0, {"role": "system", "content": args.system})
             generation = llama.generate_chat_steps(messages, **request_options(args))

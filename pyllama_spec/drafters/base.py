@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.media_ids import as_text
 from pyllama_spec.engine.sampler import Distribution
 from pyllama_spec.errors import PyllamaSpecError
 
@@ -83,6 +84,30 @@ class TokenView(Sequence[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._tokens)
+
+
+class MediaView(TokenView):
+    """A view of tokens with rows of images among them, which show as ids of the vocabulary."""
+
+    __slots__ = ("_n_vocab",)
+
+    def __init__(self, tokens: list[int], n_vocab: int) -> None:
+        super().__init__(tokens)
+        self._n_vocab = n_vocab
+
+    @overload
+    def __getitem__(self, i: int) -> int: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[int]: ...
+
+    def __getitem__(self, i: int | slice) -> int | list[int]:
+        if isinstance(i, slice):
+            return as_text(self._tokens[i], self._n_vocab)
+        return as_text([self._tokens[i]], self._n_vocab)[0]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self[:])
 
 
 def n_common_ids(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:

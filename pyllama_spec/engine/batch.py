@@ -40,6 +40,8 @@ class Batch:
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
         self.hidden_rows, self.logits, self.head = False, True, 0
         self.max_pos = -1
+        # [2, n_tokens] of rows of an image; None for others. The struct points into it.
+        self._grid: npt.NDArray[np.int32] | None = None
         self._ids = ffi.new("int32_t[]", n_max)
         self._pos = ffi.new("int32_t[]", n_max)
         self._output = ffi.new("int8_t[]", n_max)
@@ -55,6 +57,8 @@ class Batch:
         """Empties the batch."""
         self.n_tokens = self._n_ids = 0
         self.max_pos = -1
+        if self._grid is not None:
+            self._grid, self._struct.grid, self._struct.is_whole = None, ffi.NULL, False
 
     def add(
         self,
@@ -126,6 +130,32 @@ class Batch:
             self._n_ids += n if tokens is not None else 0
             self.max_pos = max(self.max_pos, pos + n - 1)
         self.n_tokens += n
+
+    def set_media(
+        self,
+        rows: npt.NDArray[np.float32],
+        positions: npt.NDArray[np.int32],
+        seq: int = 0,
+        *,
+        output_last: bool = False,
+        is_whole: bool = False,
+    ) -> None:
+        """Makes a batch of rows of an image or a sound alone, for a batch with n_row.
+
+        Args:
+            rows: [n, n_row] float32.
+            positions: [3, n] int32: the place of each row in time, its row and its column.
+            seq: their sequence.
+            output_last: whether to compute the logits of the last row.
+            is_whole: whether each row sees all the others; Context.n_ubatch limits them then.
+        """
+        self.clear()
+        self.extend(None, 0, seq, output_last=output_last, rows=(rows,))
+        where = np.ascontiguousarray(positions, np.int32)
+        ffi.memmove(self._pos, ffi.from_buffer(where[0]), where[0].nbytes)
+        self._grid, self.max_pos = where[1:], int(where[0].max())
+        self._struct.grid = ffi.cast("int32_t *", self._grid.ctypes.data)
+        self._struct.is_whole = is_whole
 
     def _set_numbers(
         self, start: int, n: int, tokens: Sequence[int] | None, pos: int, seq: int

@@ -16,6 +16,7 @@ from pyllama_spec.engine.binding import Handle, Owner, check, ffi, keep_error, l
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.context_params import POOLING, UNPACKED, ContextParams
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
+from pyllama_spec.engine.media_ids import MediaRun, media_runs
 from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.system import devices, system_info
 from pyllama_spec.errors import (
@@ -34,10 +35,43 @@ _MAGIC, _VERSION = b"PLSS", lib.llama_spec_state_version()
 
 
 class Memory:
-    """Cuts, copies, saves and restores sequences. Positions are [first, last], ranges [p0, p1)."""
+    """Cuts, copies, saves and restores sequences. Positions are [first, last], ranges [p0, p1).
+
+    They count tokens, and of an image its rows. Some models give all rows of an image few places:
+    note_media() says where, and position_of() what the engine calls the place of a token.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle  # of a context
+        # By sequence: the images whose rows share positions; see note_media().
+        self.media: dict[int, list[MediaRun]] = {}
+
+    def note_media(self, seq: int, tokens: Sequence[int]) -> None:
+        """Notes where a sequence's tokens are rows that share positions."""
+        self.media.pop(seq, None)
+        if tokens and min(tokens) < 0:
+            runs = [run for run in media_runs(tokens) if run.n_rows != run.n_positions]
+            if runs:
+                self.media[seq] = runs
+
+    def position_of(self, seq: int, n: int) -> int:
+        """The engine's position of token n of a sequence; -1 for a row inside an image."""
+        for run in reversed(self.media.get(seq, ())):
+            if run.start < n < run.start + run.n_rows:
+                return -1
+            if n >= run.start + run.n_rows:
+                return self.position_of(seq, run.start) + run.n_positions + n - run.end
+        return n
+
+    def _token_at(self, seq: int, position: int) -> int:
+        """The last token at a position of the engine's."""
+        for run in reversed(self.media.get(seq, ())):
+            first = self.position_of(seq, run.start)
+            if position >= first + run.n_positions:
+                return position - first - run.n_positions + run.end
+            if position >= first:
+                return run.end - 1
+        return position
 
     def positions(self, seq: int = 0) -> tuple[int, int]:
         """The first and last position of the sequence; (-1, -1) if it is empty."""
@@ -46,7 +80,7 @@ class Memory:
             lib.llama_spec_seq_positions(self._handle.pointer, _seq(seq), first, last),
             f"cannot read the positions of sequence {seq}",
         )
-        return first[0], last[0]
+        return first[0], self._token_at(seq, last[0])
 
     def remove(self, seq: int, p0: int = 0, p1: int = -1) -> None:
         """Removes positions p0 .. p1 - 1; p1 = -1 means the end.
@@ -58,6 +92,8 @@ class Memory:
             lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(p0), _pos(p1)),
             f"cannot remove from sequence {seq}",
         )
+        if p0 == 0 and p1 < 0:
+            self.media.pop(seq, None)
 
     def rollback(self, seq: int, n_keep: int) -> bool:
         """Keeps the first n_keep positions of a sequence; False if the engine cannot go back there.
@@ -71,20 +107,29 @@ class Memory:
         """
         if _pos(n_keep) < 0:
             raise ArgumentError("n_keep", n_keep, "0 or more")
-        code: int = lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(n_keep), -1)
+        position = self.position_of(seq, n_keep)
+        if position < 0:
+            return False
+        code: int = lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), position, -1)
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False
         check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
+        if seq in self.media:
+            self.media[seq] = [run for run in self.media[seq] if run.start < n_keep]
         return True
 
     def copy(self, source: int, target: int) -> None:
         """Makes the sequence `target` share all positions of `source`."""
         code = lib.llama_spec_seq_cp(self._handle.pointer, _seq(source), _seq(target))
         check(code, f"cannot copy sequence {source} to {target}")
+        self.media.pop(target, None)
+        if source in self.media:
+            self.media[target] = self.media[source].copy()
 
     def clear(self) -> None:
         """Removes everything."""
         check(lib.llama_spec_memory_clear(self._handle.pointer), "cannot clear the memory")
+        self.media.clear()
 
     @property
     def n_host_copies(self) -> int:
@@ -136,7 +181,7 @@ class Memory:
         The sequence must still hold them, except for the state itself.
         """
         self._set(seq, checkpoint, partial=True)
-        self.remove(seq, n_keep)
+        self.remove(seq, self.position_of(seq, n_keep))
 
     def _get(self, seq: int, n_header: int, *, partial: bool = False, back: int = 0) -> memoryview:
         size, written = ffi.new("size_t *"), ffi.new("size_t *")
@@ -149,6 +194,8 @@ class Memory:
         return memoryview(data)[: n_header + written[0]]
 
     def _set(self, seq: int, body: memoryview, *, partial: bool) -> None:
+        if not partial:
+            self.media.pop(seq, None)
         raw = ffi.from_buffer("uint8_t[]", body)
         code = lib.llama_spec_state_set(self._handle.pointer, _seq(seq), partial, raw, len(body))
         check(code, f"cannot restore sequence {seq}")
@@ -343,8 +390,10 @@ class Context(Owner):
                 self.failure, self.has_failed = kind(last_error()), True
         return self.has_failed
 
-    def check_prompt(self, tokens: Sequence[int]) -> None:
+    def check_prompt(self, tokens: Sequence[int], *, has_media: bool = False) -> None:
         """Raises unless tokens are a prompt of a sequence: some, not too many, in the vocabulary.
+
+        has_media: ids below 0 are rows of pictures.
 
         Raises:
             ContextFullError: they do not fit.
@@ -352,7 +401,8 @@ class Context(Owner):
         """
         if not tokens:
             raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
-        self.model.vocab.check_ids(tokens, "prompt")
+        texts = [token for token in tokens if token >= 0] if has_media else tokens
+        self.model.vocab.check_ids(texts, "prompt")
         if len(tokens) > self.n_ctx_seq:
             raise ContextFullError.of_prompt(len(tokens), self.n_ctx_seq)
 

@@ -35,6 +35,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.chat.pictures import Pixels, take_pictures
 from pyllama_spec.chat.template import (
     ChatTemplate,
     Message,
@@ -51,6 +52,7 @@ from pyllama_spec.engine.checks import boolean, instance, integer
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.engine.log import thread_log_level
+from pyllama_spec.engine.media import PlacedRows, Projector
 from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
@@ -65,6 +67,7 @@ from pyllama_spec.llama.chat_completion import (
     registered_handler,
 )
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
+from pyllama_spec.llama.eyes import Eyes
 from pyllama_spec.llama.open_model import (
     LlamaState,
     Logits,
@@ -322,6 +325,7 @@ class Llama(Closeable):
     spm_infill = False
     verbose = False
     _chats: Chats
+    _eyes: Eyes | None = None
 
     # ---- opening
 
@@ -363,6 +367,9 @@ class Llama(Closeable):
         n_ctx = None if runtime is None else runtime.context.n_ctx_seq
         with closed_on_failure(opened):
             self._chats = Chats(model, n_ctx, *form)
+            if options.mmproj_path is not None:
+                threads = options.n_threads or None
+                self._eyes = Eyes(Projector(model, options.mmproj_path, n_threads=threads))
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
             with closed_on_failure(self._chats, opened):
@@ -752,9 +759,10 @@ class Llama(Closeable):
                 "generate_chat_steps() does not support the chat_handler of this Llama; call "
                 "create_chat_completion()"
             )
+        messages, pictures = self._pictures_of(messages)
         rendered, request = self._chats.plain(messages, tools, chat_template_kwargs, keywords)
         check_one_answer(request)
-        return Stream(self._runtime.runner, self._chat_runs(rendered, request))
+        return Stream(self._runtime.runner, self._chat_runs(rendered, request, pictures))
 
     # ---- from options to streams
 
@@ -771,11 +779,22 @@ class Llama(Closeable):
         request = self._chats.of_text(tokens, request)
         return self._opened.run(tokens, request, last_n=self.last_n_tokens_size)
 
-    def _chat_runs(self, rendered: RenderedChat, request: RequestOptions) -> list[Run]:
+    def _pictures_of(self, messages: Any) -> tuple[Any, dict[str, Pixels]]:
+        """Messages with a mark in the place of each picture, and the pictures."""
+        return (messages, {}) if self._eyes is None else take_pictures(messages)
+
+    def _chat_runs(
+        self, rendered: RenderedChat, request: RequestOptions, pictures: Mapping[str, Pixels]
+    ) -> list[Run]:
         """The runs of the n answers to a chat."""
-        tokens, runs = rendered.tokenize(self.model.vocab), []
+        media: tuple[PlacedRows, ...] = ()
+        if self._eyes is None or not pictures:
+            tokens: Sequence[int] = rendered.tokenize(self.model.vocab)
+        else:
+            tokens, media = self._eyes.prompt(rendered, pictures)
+        last_n, runs = self.last_n_tokens_size, list[Run]()
         for one in options_of_choices(request, self._opened.seeds):
-            runs.append(self._opened.run(tokens, one, last_n=self.last_n_tokens_size))
+            runs.append(self._opened.run(tokens, one, last_n=last_n, media=media))
             runs[-1].record.note = rendered.note
         return runs
 
@@ -846,9 +865,10 @@ class Llama(Closeable):
         has_logprobs: bool,
     ) -> Response | Stream[Response]:
         """See create_chat_completion(); `options` are those of RequestOptions."""
+        messages, pictures = self._pictures_of(messages)
         rendered, request, reader = self._chats.begin(messages, asked, variables, options)
         check_usage_options(request, is_stream=check_stream(stream))
-        answer_id, runs = new_id("chatcmpl"), self._chat_runs(rendered, request)
+        answer_id, runs = new_id("chatcmpl"), self._chat_runs(rendered, request, pictures)
         choices: list[ChatChoice] = []
         for _ in runs:
             if reader is None:
@@ -1376,6 +1396,8 @@ class Llama(Closeable):
     def _close(self) -> None:
         self._opened.close(self._embeddings.close)
         self._chats.close()
+        if self._eyes is not None:
+            self._eyes.close()
 
 
 class BaseLlamaTokenizer:

@@ -38,6 +38,7 @@ from pyllama_spec.engine import (
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.context import FEW_ROWS, Settings, first_difference
+from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.engine.model import Progress, check_arguments
 from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import (
@@ -426,11 +427,12 @@ class OpenModel(Closeable):
         *,
         last_n: int,
         by_token: bool = False,
+        media: tuple[PlacedRows, ...] = (),
     ) -> Run:
         """Prepares a request. It draws its seed now, in the order of the calls."""
         seed = self.seeds.draw() if request.seed is None else None
         self.n_back = None
-        asked = Request(tuple(tokens), request, seed, last_n, by_token, self.adapters)
+        asked = Request(tuple(tokens), request, seed, last_n, by_token, self.adapters, media)
         runtime = self.runtime
         return Run(runtime.model, runtime.context, asked, runtime.acceptance)
 

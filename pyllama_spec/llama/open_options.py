@@ -114,6 +114,8 @@ class OpenOptions:
         spm_infill: put the suffix before the prefix to fill a gap.
         verbose: progress bars, the engine's messages while it loads, and a line for each request,
             on stderr.
+        mmproj_path: the model's second file, if it sees: its projector. Chats may then have
+            image_url parts with data: URLs.
         draft: the drafter. None or "none" for plain decoding; "prompt-lookup" for copies of the
             text itself; "suffix" for copies of earlier requests' texts too; "grammar" for only the
             tokens that a grammar or schema forces (every other drafter drafts them as well); "mtp"
@@ -275,6 +277,10 @@ class OpenOptions:
     verbose: bool = option(
         False, cli="--verbose", group="threads", help="show the engine's messages",
         server="-v --verbose --log-verbose",
+    )
+    mmproj_path: str | os.PathLike[str] | None = option(
+        None, check=_file, cli="--mmproj", metavar="GGUF", group="pictures",
+        help="the model's second file, its projector, if it sees",
     )
     draft: str | os.PathLike[str] | Drafter | None = option(
         None, read=str,

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams, Vocab
+from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
@@ -323,6 +324,7 @@ class Request:
         last_n: how many past tokens the penalties see by default.
         by_token: whether each token is given at once, whole characters or not.
         adapters: the adapters that it is computed with.
+        media: the rows of pictures in the prompt, whose ids are below 0.
     """
 
     prompt: tuple[int, ...]
@@ -331,6 +333,7 @@ class Request:
     last_n: int = 64
     by_token: bool = False
     adapters: Adapters = None
+    media: tuple[PlacedRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,7 +573,8 @@ class Run:
         n_history = self._sampler.params.n_history if options.sees_prompt else 0
         n_seen = len(prompt) if n_history < 0 else min(n_history, len(prompt))
         for token in prompt[len(prompt) - n_seen :]:
-            self._sampler.accept(token, generated=False)
+            if token >= 0:  # no row of an image
+                self._sampler.accept(token, generated=False)
         sampler: TokenSampler = self._sampler
         if options.processors and self._observer is not None:
             sampler = ProcessedSampler(self._sampler, options.processors, self._observer.history)
@@ -582,7 +586,8 @@ class Run:
             SequenceRun(
                 state, prompt, sampler, self._max_tokens, self._observer,
                 stats=self.record.stats, timing=self.record.timing,
-                adapters=self.request.adapters, max_draft=options.n_draft,
+                adapters=self.request.adapters, media=self.request.media,
+                max_draft=options.n_draft,
                 remember=options.remember, user=options.user or "",
                 prediction=self._prediction, draws=self._draws,
             )
@@ -670,7 +675,8 @@ class Run:
 
     def _may_shift(self) -> bool:
         """Whether a text without room may shift the context."""
-        return self.options.context_shift and self.sequence is not None and self.sequence.n_left > 0
+        may = self.options.context_shift and not self.request.media
+        return may and self.sequence is not None and self.sequence.n_left > 0
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
         pieces: list[Piece] = []

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.controller.base import Controller
@@ -76,7 +77,12 @@ class SpeculativeLoop:
         return self._run.timing
 
     def prefill(
-        self, state: SequenceState, prompt: Sequence[int], *, remember: bool = True
+        self,
+        state: SequenceState,
+        prompt: Sequence[int],
+        *,
+        remember: bool = True,
+        media: Sequence[PlacedRows] = (),
     ) -> None:
         """Prepares the sequence for the prompt, and reuses the common prefix it holds.
 
@@ -86,12 +92,13 @@ class SpeculativeLoop:
             state: the sequence.
             prompt: the ids of the prompt.
             remember: whether a drafter may keep the text for later requests.
+            media: the rows of images and sounds in the prompt, see engine.media.joined().
 
         Raises:
             ContextFullError: the prompt does not fit the context.
             ArgumentError: the prompt is empty, or an id is outside the vocabulary.
         """
-        run = SequenceRun(state, prompt, remember=remember)
+        run = SequenceRun(state, prompt, remember=remember, media=media)
         self.round.begin(run)
         self._run = run
         while run.n_missing:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import n_common_ids
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.context import adapters_key
+from pyllama_spec.engine.media_ids import up_to_medium
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.rollback import Checkpoint, Rollback
@@ -283,11 +284,13 @@ class HeldSequences:
                     memory.copy(source.seq_id, seq)
                 else:  # sharing a cell, neither could go back
                     memory.copy_in(seq, memory.copy_out(source.seq_id))
+                    memory.note_media(seq, tokens)
                 self._rollback.take_over(seq, self._rollback.checkpoints_of(source.seq_id))
                 drafter.copy(source.seq_id, seq)
             else:
                 tokens = source.tokens.tolist()
                 memory.copy_in(seq, source.memory)
+                memory.note_media(seq, tokens)
                 self._rollback.take_over(seq, source.checkpoints)
                 # It knows the pending token of its text too, which is not among these.
                 drafter.restore(seq, source.drafter, len(tokens) + 1)
@@ -384,6 +387,8 @@ class HeldSequences:
         prompt, state = run.prompt, run.state
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
         n_keep = n_keep if run.max_held is None else min(n_keep, run.max_held)
+        if run.media:
+            n_keep = up_to_medium(prompt, n_keep)
         n_keep = self._keep(state, n_keep)
         state.tokens[n_keep:] = prompt[n_keep:]
         state.n_decoded, state.n_given, run.n_cached = n_keep, None, n_keep
@@ -432,6 +437,7 @@ class HeldSequences:
         self.forget(state)
         if saved.n_decoded:
             self._target.memory.restore(state.seq_id, saved.memory)
+            self._target.memory.note_media(state.seq_id, saved.tokens[: saved.n_decoded])
         state.tokens[:] = saved.tokens
         state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
         state.adapters = saved.adapters

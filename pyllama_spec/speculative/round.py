@@ -29,10 +29,16 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from pyllama_spec.drafters.base import Committed, Drafter, Features
+from pyllama_spec.drafters.base import Committed, Drafter, Features, MediaView
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.engine.context import LayerRows
-from pyllama_spec.errors import CancelledError, ContextFullError, PyllamaSpecError
+from pyllama_spec.engine.media_ids import as_text
+from pyllama_spec.errors import (
+    ArgumentError,
+    CancelledError,
+    ContextFullError,
+    PyllamaSpecError,
+)
 from pyllama_spec.speculative.acceptance import accept_drawn, sample_and_match
 from pyllama_spec.speculative.controller.base import Controller, Span
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
@@ -94,7 +100,8 @@ class Round:
         )
         self.max_draft = self.scheduler.limits.max_draft
         self.max_draft_reason = self.scheduler.limits.max_draft_reason
-        self._batch = Batch(target.n_batch)
+        self._memory, self._batch = target.memory, Batch(target.n_batch)
+        self._media_batch: Batch | None = None  # made for the first image
         self._rows = LayerRows(target, self.drafter.target_layers, 0, 0)
         self._padding_id = target.model.vocab.bos or 0
         # The runs of the round that is being computed, by sequence.
@@ -111,7 +118,16 @@ class Round:
             ContextFullError: the prompt does not fit the context.
             ArgumentError: the prompt is empty, or an id is outside the vocabulary.
         """
-        self.target.check_prompt(run.prompt)
+        self.target.check_prompt(run.prompt, has_media=bool(run.media))
+        n_whole = max((len(media.ids) for _, media in run.media if media.is_whole), default=0)
+        if n_whole > self.scheduler.limits.max_chunk:
+            raise ArgumentError(
+                "n_ubatch", self.scheduler.limits.max_chunk,
+                f"at least {n_whole}, and so n_batch: this model reads an image of so many rows "
+                "in one piece",
+            )  # fmt: skip
+        if run.media:
+            run.view = MediaView(run.state.tokens, self.target.model.info.n_vocab)
         start = perf_counter()
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller_name
@@ -300,6 +316,9 @@ class Round:
 
     def _decode_batch(self, spans: Sequence[Span]) -> None:
         """Decodes the tokens of spans, with padding; rolls padded idle sequences back."""
+        if spans[0].is_media:
+            self._decode_media(spans[0])
+            return
         target, batch = self.target, self._batch
         batch.clear()
         idle: list[tuple[int, int]] = []
@@ -315,28 +334,51 @@ class Round:
                 with contextlib.suppress(PyllamaSpecError):
                     target.memory.rollback(seq, end)
 
+    def _decode_media(self, span: Span) -> None:
+        """Decodes rows of an image or a sound, which have a batch of their own."""
+        target, run, n = self.target, self._runs[span.seq], span.n_prompt
+        state = run.state
+        placed = run.medium_at(state.n_decoded)
+        assert placed is not None
+        if self._media_batch is None:
+            self._media_batch = Batch(target.n_batch, n_row=target.n_row)
+        start, media = placed
+        first = state.n_decoded - start
+        target.memory.note_media(state.seq_id, state.tokens[: start + len(media.ids)])
+        position = target.memory.position_of(state.seq_id, start)
+        span.first_row = 0
+        self._media_batch.set_media(
+            media.rows[first : first + n], media.positions[:, first : first + n] + position,
+            state.seq_id, is_whole=media.is_whole,
+            output_last=n == run.n_missing and not run.n_generated,
+        )  # fmt: skip
+        target.decode(self._media_batch)
+
     def _pad_idle(self, span: Span) -> Iterator[tuple[int, int]]:
         """Pads the idle sequences after a span; yields each and the length to roll it back to."""
         n = span.n_rows + span.n_pad
         for seq in range(span.seq + 1, span.seq + 1 + span.n_idle):
             end = self.target.memory.positions(seq)[1] + 1
             if end + n <= self.target.n_ctx_seq:
-                self._batch.extend([self._padding_id] * n, end, seq)
+                at = self.target.memory.position_of(seq, end)
+                self._batch.extend([self._padding_id] * n, at, seq)
                 yield seq, end
 
     def _add(self, span: Span) -> None:
         batch, run = self._batch, self._runs[span.seq]
         state, n = run.state, span.n_prompt
         span.first_row, first = batch.n_tokens, state.n_decoded
+        memory = self._memory
+        at = memory.position_of(state.seq_id, first) if memory.media else first
         if n:
             is_end = n == run.n_missing and not run.n_generated
             tokens = state.tokens[first : first + n]
-            batch.extend(tokens, first, state.seq_id, output_last=is_end)
+            batch.extend(tokens, at, state.seq_id, output_last=is_end)
         else:
             tokens = [state.tokens[-1], *span.ids]
-            batch.extend(tokens, first, state.seq_id, output_all=True)
+            batch.extend(tokens, at, state.seq_id, output_all=True)
         if span.n_pad:
-            batch.extend([self._padding_id] * span.n_pad, first + len(tokens), state.seq_id)
+            batch.extend([self._padding_id] * span.n_pad, at + len(tokens), state.seq_id)
 
     def _features(self, span: Span, n: int) -> Features:
         """The rows of a span's first n tokens for each of the drafter's layers; () for none."""
@@ -374,7 +416,7 @@ class Round:
         if span.n_pad:
             self.rollback.undo(state)
         is_border = state.n_decoded in run.borders
-        if not run.n_generated:
+        if not run.n_generated and run.is_at_a_border:
             self.rollback.mark(state, is_end=not run.n_missing, is_border=is_border)
         if not run.n_missing:
             if run.n_generated:  # text that was lost: the pending token was, too
@@ -388,6 +430,8 @@ class Round:
         rows = self._features(span, n)
         n_prompt = len(state.tokens) - run.n_generated
         n_chosen = max(first + len(tokens) - max(first, n_prompt), 0)
+        if span.is_media:
+            tokens = as_text(tokens, self.target.model.info.n_vocab)
         done.append(Committed(state.seq_id, tokens, first, rows, first, is_border, n_chosen))
         return step
 

@@ -237,7 +237,9 @@ class Scheduler:
         elif pace is not None and texts:
             room, is_cut_anywhere = min(room, pace.n_part), True
         for run in sorted(runs, key=self._prompt_order):
-            if run.n_missing <= limits.max_stepwise and len(runs) + len(texts) > 1:
+            is_media = run.medium_at(run.state.n_decoded) is not None
+            is_stepwise = run.n_missing <= limits.max_stepwise and not is_media
+            if is_stepwise and len(runs) + len(texts) > 1:
                 yield Span(run.seq_id, run.state.n_decoded, n_prompt=1)
                 continue
             if room <= 0:
@@ -246,7 +248,7 @@ class Scheduler:
             # In the same pieces as alone, but where that makes no difference.
             n = min(run.n_missing, room if is_cut_anywhere else limits.max_chunk)
             n = run.up_to_border(n)
-            yield Span(run.seq_id, run.state.n_decoded, n_prompt=n)
+            yield Span(run.seq_id, run.state.n_decoded, n_prompt=n, is_media=is_media)
             run.n_passed = 0
             room -= n
 
@@ -260,6 +262,10 @@ class Scheduler:
         if len(spans) == 1:
             return (spans,)
         limits = self.limits
+        media = [[span] for span in spans if span.is_media]
+        if media:  # rows of a picture share no batch with tokens
+            others = [span for span in spans if not span.is_media]
+            return [*media, *(self.decodes(others) if others else ())]
         if limits.mixes_prompts:
             # In one physical batch: in a shared cache a sliding window could lose what it needs to
             # go back, if a second one found the first one's drafts there.

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from pyllama_spec.drafters.base import Draft, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Adapter
+from pyllama_spec.engine.media import PlacedRows
+from pyllama_spec.engine.media_ids import up_to_medium
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
@@ -105,6 +107,8 @@ class SequenceRun:
     # Numbers of prompt tokens after which a part ends when the prompt is read, since other prompts
     # continue differently there.
     borders: set[int] = field(default_factory=set)
+    # The rows of images and sounds in the prompt, whose ids are below 0.
+    media: Sequence[PlacedRows] = ()
     # key, order: the settings that it is computed with, and the number of requests that began
     # before it.
     key: AdaptersKey = ()
@@ -151,7 +155,23 @@ class SequenceRun:
     def up_to_border(self, n: int) -> int:
         """The number of the prompt's next n tokens to read at once."""
         at = self.state.n_decoded
+        for start, media in self.media:
+            end = start + len(media.ids)
+            if start <= at < end:
+                return end - at if media.is_whole else min(n, end - at)
+            if at < start < at + n:
+                n = start - at
         return min((border - at for border in self.borders if 0 < border - at < n), default=n)
+
+    def medium_at(self, at: int) -> PlacedRows | None:
+        """The image or sound that a token of the prompt is a row of; None for text."""
+        return next((m for m in self.media if m.start <= at < m.start + len(m.media.ids)), None)
+
+    @property
+    def is_at_a_border(self) -> bool:
+        """Whether what is read ends between two tokens, and not between two rows of an image."""
+        at = self.state.n_decoded
+        return not self.media or up_to_medium(self.state.tokens, at) == at
 
     @property
     def is_reading(self) -> bool:

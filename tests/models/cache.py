@@ -23,6 +23,7 @@ from .eagle3 import build_eagle3
 from .eagle3_perm import build_perm_eagle3
 from .encoder import build_reranker
 from .mtp_perm import build_perm_mtp
+from .projector import build_projector
 from .script import build_script
 from .toys import build_constant, build_markov, build_perm
 
@@ -42,6 +43,7 @@ _BUILDERS: dict[str, Callable[..., Path]] = {
     "reranker": build_reranker,
     "perm_dflash": build_perm_dflash,
     "perm_mtp": build_perm_mtp,
+    "projector": build_projector,
 }
 
 

@@ -1,0 +1,15 @@
+# The engine's library for images and sounds, without its helper: files are opened in Python, and batches are ours.
+option(PYLLAMA_SPEC_MEDIA "Read images and sounds, by the projector beside a model" ON)
+if (PYLLAMA_SPEC_MEDIA)
+    set(MTMD_DIR "${ENGINE_DIR}/tools/mtmd")
+    file(GLOB MEDIA_SOURCES CONFIGURE_DEPENDS "${MTMD_DIR}/*.cpp" "${MTMD_DIR}/models/*.cpp")
+    add_library(spec_media STATIC EXCLUDE_FROM_ALL ${MEDIA_SOURCES})
+    target_compile_features(spec_media PRIVATE cxx_std_17)
+    target_include_directories(spec_media PRIVATE "${MTMD_DIR}" "${SPEC_DIR}")
+    # For this file alone: like the engine, the library has a models/models.h.
+    set_source_files_properties("${SPEC_DIR}/abi/media.cpp" PROPERTIES INCLUDE_DIRECTORIES "${MTMD_DIR}")
+    target_link_libraries(spec_media PUBLIC llama)
+    if (NOT MSVC)
+        target_compile_options(spec_media PRIVATE -ffunction-sections -fdata-sections)
+    endif()
+endif()

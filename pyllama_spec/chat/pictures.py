@@ -1,0 +1,130 @@
+"""Pictures in messages: image_url parts with data: URLs, decoded within bounds."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.chat.template import RenderedChat
+from pyllama_spec.engine.media import MAX_PIXELS
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+Pixels = npt.NDArray[np.uint8]
+# Of a picture's file. A photograph of 12 megapixels has 3 to 8 MB.
+MAX_BYTES = 32 << 20
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+
+
+def take_pictures(messages: object) -> tuple[Any, dict[str, Pixels]]:
+    """The messages with a mark in the place of each picture, and the pictures by mark.
+
+    Marks are random: no text of a caller has one.
+    """
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+        return messages, {}
+    import secrets
+
+    pictures: dict[str, Pixels] = {}
+    out: list[Any] = []
+    for i, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
+            out.append(message)
+            continue
+        parts: list[Any] = []
+        for k, part in enumerate(content):
+            if isinstance(part, Mapping) and part.get("type") == "image_url":
+                mark = f"media{secrets.token_hex(12)}"
+                pictures[mark] = _picture_of(part, f"messages[{i}].content[{k}].image_url")
+                part = {"type": "text", "text": mark}
+            parts.append(part)
+        out.append({**message, "content": parts})
+    return (out, pictures) if pictures else (messages, {})
+
+
+def _picture_of(part: Mapping[str, Any], param: str) -> Pixels:
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, Mapping) else url
+    if not isinstance(url, str):
+        raise ArgumentError(param, url, 'a text, or {"url": ...}')
+    if not url.startswith("data:"):
+        raise UnsupportedError(
+            param=param, value=url[:60], problem="is not fetched",
+            remedy="send the picture itself, as a data: URL",
+        )  # fmt: skip
+    kind, comma, data = url.partition(",")
+    if not comma or not kind.endswith(";base64"):
+        raise ArgumentError(param, url[:60], "data:image/...;base64,...")
+    if len(data) > MAX_BYTES * 4 // 3 + 4:
+        raise ArgumentError(param, problem="is too large", expected=f"at most {MAX_BYTES} bytes")
+    try:
+        content = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise ArgumentError(param, problem="is no base64") from None
+    return decode_picture(content, param)
+
+
+def decode_picture(content: bytes, param: str = "image") -> Pixels:
+    """The pixels of a picture's file: [height, width, 3] uint8, as a viewer shows them.
+
+    Of several frames the first. Needs Pillow.
+
+    Raises:
+        ArgumentError: it is damaged, of another kind than PNG, JPEG, GIF, WebP and BMP, or larger
+            than MAX_BYTES or MAX_PIXELS.
+        UnsupportedError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise UnsupportedError(
+            param=param, problem="needs Pillow", remedy="pip install pyllama_spec[media]"
+        ) from None
+    if len(content) > MAX_BYTES:
+        raise ArgumentError(param, problem="is too large", expected=f"at most {MAX_BYTES} bytes")
+    try:
+        # It reads the header alone; nothing is reserved by what that says before the check.
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                size = f"{image.width}x{image.height}"
+                raise ArgumentError(param, size, f"at most {MAX_PIXELS} pixels")
+            if image.mode.startswith("I"):  # 16 bits: converting would cut all that is not dark
+                high = np.asarray(image).astype(np.uint32) >> 8
+                image = Image.fromarray(np.minimum(high, 255).astype(np.uint8))
+            ImageOps.exif_transpose(image, in_place=True)
+            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+    except ArgumentError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever Pillow's decoders raise for a bad file
+        raise ArgumentError(
+            param,
+            problem=f"cannot be read as a picture: {error!s:.100}",
+            remedy="send a PNG, JPEG, GIF, WebP or BMP",
+        ) from None
+
+
+def split_at(rendered: RenderedChat, marks: Sequence[str]) -> Iterator[RenderedChat | str]:
+    """The chat around the marks, and the marks, in their order; a template may have left some."""
+    text, at = rendered.text, 0
+    for place, mark in sorted((text.find(mark), mark) for mark in marks if mark in text):
+        yield _part(rendered, at, place)
+        yield mark
+        at = place + len(mark)
+    yield _part(rendered, at, len(text))
+
+
+def _part(rendered: RenderedChat, start: int, end: int) -> RenderedChat:
+    cut = rendered.cut(end)
+    shifted = replace(
+        cut.caller,
+        spans=tuple((max(a - start, 0), b - start) for a, b in cut.caller.spans if b > start),
+        lookups=tuple((max(a - start, 0), b - start) for a, b in cut.caller.lookups if b > start),
+    )  # fmt: skip
+    return replace(cut, text=cut.text[start:], caller=shifted)

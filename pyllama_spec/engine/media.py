@@ -1,0 +1,307 @@
+"""Images and sounds for a model that sees or hears, by the projector in its second file.
+
+A projector makes rows of a picture, which the model reads in the place of tokens. In a prompt each
+row has an id below 0, made of the content: whatever compares tokens finds a prefix with the same
+picture, and never one with another.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine.binding import Handle, Owner, check, ffi, lib
+from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.context import Rows
+from pyllama_spec.engine.media_ids import media_ids
+from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
+from pyllama_spec.gguf.reader import GgufFile, GgufKey, read_gguf
+
+# An image that is larger has to be scaled down before: the engine keeps several copies of it.
+MAX_PIXELS = 1 << 26
+MAX_SAMPLES = 1 << 28
+# The engine divides by them, or loops for ever where they are 0.
+_DIVISORS = (
+    "patch_size", "image_size", "embedding_length", "attention.head_count", "spatial_merge_size",
+    "projector.scale_factor", "projector.stack_factor", "preproc_image_size", "num_mel_bins",
+    "attention.head_count_kv", "attention.head_dim", "window_size", "n_wa_pattern", "chunk_size",
+    "subsampling_factor", "projector.window_size", "projector.downsample_rate",
+    "projector.query_side", "projector.window_side", "local_group_size", "sam.head_count",
+    "preproc_min_tiles", "preproc_max_tiles", "image_min_pixels", "image_max_pixels",
+)  # fmt: skip
+# What no real file exceeds: the engine reserves memory by them before it looks at a tensor.
+_MAX_VALUE, _MAX_SIDE, _MAX_LAYERS = 1 << 26, 1 << 12, 1 << 10
+_SIDES = ("patch_size", "image_size", "preproc_image_size", "num_mel_bins", "spatial_merge_size")
+# The rows of these depend on how many images and tokens come before them in the prompt; gemma3nv's
+# graph is not guarded against absent layers.
+_REFUSED = (b"hunyuanvl", b"deepseek4v", b"gemma3nv")
+# Tensors that the engine reads without a look at whether the file has them, by projector_type.
+_NEEDED = {
+    b"mlp": ("mm.2.bias",),
+    b"qwen2vl_merger": ("v.patch_embd.weight.1",),
+    b"qwen2.5vl_merger": ("v.patch_embd.weight.1",),
+    b"qwen3vl_merger": ("v.patch_embd.weight.1", "v.position_embd.weight"),
+    b"phi4": ("v.position_embd.weight",),
+    b"lfm2": ("v.position_embd.weight",),
+}
+# These have other first tensors.
+_WITHOUT_PATCHES = (b"yasa2", b"deepseekocr", b"deepseekocr2")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRows:
+    """A run of rows, which the model reads in the place of tokens.
+
+    Attributes:
+        ids: an id below 0 for each row, made of the medium's content.
+        rows: [n_rows, n_embd_inp] float32.
+        positions: [3, n_rows] int32, less that of the run: in time, row, column.
+        n_positions: the positions that the run takes of its sequence; with a grid, fewer than rows.
+        is_whole: whether each row sees all the others, so that one decode has to take them.
+    """
+
+    ids: tuple[int, ...]
+    rows: Rows
+    positions: npt.NDArray[np.int32]
+    n_positions: int
+    is_whole: bool
+
+
+# A part of a prompt: tokens, or rows.
+Part = tuple[int, ...] | MediaRows
+
+
+class PlacedRows(NamedTuple):
+    """A run of rows, and where its ids begin in a prompt."""
+
+    start: int
+    media: MediaRows
+
+
+def joined(parts: Sequence[Part]) -> tuple[tuple[int, ...], tuple[PlacedRows, ...]]:
+    """The ids of a prompt of these parts, and where rows stand in it."""
+    ids: list[int] = []
+    placed: list[PlacedRows] = []
+    for part in parts:
+        if isinstance(part, MediaRows):
+            placed.append(PlacedRows(len(ids), part))
+            ids += part.ids
+        else:
+            ids += part
+    return tuple(ids), tuple(placed)
+
+
+class ProjectorInfo(NamedTuple):
+    """What a projector makes rows of: images, sounds of so many samples a second, or both."""
+
+    sees: bool
+    hears: bool
+    sample_rate: int
+    has_grid: bool
+
+
+class Projector(Owner):
+    """The second file of a model that sees or hears, often called mmproj.
+
+    It keeps the model's weights alive, so that they can be closed in any order. One thread at a
+    time computes; others wait.
+
+    Args:
+        model: the model that the projector was made for.
+        path: a GGUF of the architecture "clip".
+        n_threads: the threads that compute; None for those of the machine's cores.
+        image_min_tokens, image_max_tokens: bounds for the rows of an image of any size; None for
+            the file's own.
+        progress: called with 0.0 .. 1.0 during the load.
+
+    Raises:
+        ModelLoadError: the file is missing, broken, or made for another model.
+        UnsupportedError: this build or this version does not read such media.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        path: str | os.PathLike[str],
+        *,
+        n_threads: int | None = None,
+        image_min_tokens: int | None = None,
+        image_max_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model, self.path = model, Path(path)
+        self._lock = threading.Lock()
+        _check_keys(self.path)
+        params = ffi.new("struct llama_spec_projector_params *")
+        params.use_gpu = model.is_on_gpu
+        params.n_threads = count(n_threads or os.cpu_count() or 1, "n_threads", 1, 512)
+        params.image_min_tokens = count(image_min_tokens or 0, "image_min_tokens", 0, _MAX_VALUE)
+        params.image_max_tokens = count(image_max_tokens or 0, "image_max_tokens", 0, _MAX_VALUE)
+        user = ffi.new_handle([progress])
+        params.progress, params.progress_user = lib.pyllama_spec_on_progress, user
+        out = ffi.new("llama_spec_projector **")
+        code = lib.llama_spec_projector_load(model.handle, os.fsencode(self.path), params, out)
+        try:
+            check(code, f"cannot use {self.path} as a projector of {model.path.name}")
+        except BaseException:
+            lib.llama_spec_projector_free(out[0])
+            raise
+        self._handle = Handle(
+            out[0], lib.llama_spec_projector_free, f"the projector {self.path} is closed"
+        )
+        raw = ffi.new("struct llama_spec_projector_info *")
+        check(lib.llama_spec_projector_get_info(self.handle, raw), "cannot read the projector")
+        self.info = ProjectorInfo(raw.sees, raw.hears, raw.sample_rate, raw.has_grid)
+
+    @staticmethod
+    def key_of(pixels: npt.NDArray[np.uint8]) -> bytes:
+        """A digest of an image: image() gives equal ones the same parts."""
+        return _digest("image", pixels)
+
+    def cancel(self, value: bool = True) -> None:
+        """Cancels what another thread computes; False lets later calls run again."""
+        lib.llama_spec_projector_cancel(self.handle, value)
+
+    def image(
+        self, pixels: npt.NDArray[np.uint8], progress: Progress | None = None
+    ) -> tuple[Part, ...]:
+        """An image as parts of a prompt: the tokens around it, and its rows.
+
+        Args:
+            pixels: [height, width, 3] uint8, red, green, blue.
+            progress: called with the part that is done, 0.0 .. 1.0, after each tile.
+
+        Raises:
+            ArgumentError: the array has another shape or too many pixels.
+            UnsupportedError: the model does not see.
+            CancelledError: cancel() was called.
+        """
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+            raise ArgumentError(
+                "pixels", problem=f"are {pixels.dtype} of shape {pixels.shape}",
+                expected="uint8 of shape (height, width, 3)",
+            )  # fmt: skip
+        height, width = pixels.shape[:2]
+        if height * width > MAX_PIXELS:
+            raise ArgumentError("pixels", f"{width}x{height}", f"at most {MAX_PIXELS} pixels")
+        if not self.info.sees:
+            raise UnsupportedError(f"{self.path.name} makes no rows of images")
+        data = np.ascontiguousarray(pixels)
+        raw = ffi.from_buffer("uint8_t[]", data)
+        return self._parts(
+            lambda out: lib.llama_spec_media_image(self.handle, raw, width, height, out),
+            _digest("image", data), progress,
+        )  # fmt: skip
+
+    def sound(self, samples: Rows, progress: Progress | None = None) -> tuple[Part, ...]:
+        """A sound as parts of a prompt, as image().
+
+        Args:
+            samples: [n] float32, -1 .. 1, one channel of info.sample_rate.
+            progress: see image().
+
+        Raises: see image().
+        """
+        if samples.dtype != np.float32 or samples.ndim != 1 or not samples.size:
+            raise ArgumentError(
+                "samples", problem=f"are {samples.dtype} of shape {samples.shape}",
+                expected="float32 of shape (n,)",
+            )  # fmt: skip
+        if samples.size > MAX_SAMPLES:
+            raise ArgumentError("samples", len(samples), f"at most {MAX_SAMPLES} samples")
+        if not self.info.hears:
+            raise UnsupportedError(f"{self.path.name} makes no rows of sounds")
+        data = np.ascontiguousarray(samples)
+        raw = ffi.from_buffer("float[]", data)
+        return self._parts(
+            lambda out: lib.llama_spec_media_sound(self.handle, raw, len(data), out),
+            _digest("sound", data), progress,
+        )  # fmt: skip
+
+    def _parts(
+        self, prepare: Callable[[Any], int], digest: bytes, progress: Progress | None
+    ) -> tuple[Part, ...]:
+        out = ffi.new("llama_spec_media **")
+        with self._lock:
+            code = prepare(out)
+            media = ffi.gc(out[0], lib.llama_spec_media_free)
+            check(code, "cannot read the medium")
+            n = lib.llama_spec_media_n_parts(media)
+            parts: list[Part] = []
+            for i in range(n):
+                parts.append(self._part(media, i, digest))
+                if progress is not None:
+                    progress((i + 1) / n)
+        return tuple(parts)
+
+    def _part(self, media: Any, i: int, digest: bytes) -> Part:
+        raw = ffi.new("struct llama_spec_media_part *")
+        check(lib.llama_spec_media_get_part(media, i, raw), "cannot read the medium")
+        if raw.ids != ffi.NULL:
+            return tuple(ffi.unpack(raw.ids, raw.n_rows))
+        positions = np.zeros((3, raw.n_rows), np.int32)
+        place = ffi.from_buffer("int32_t[]", positions)
+        check(lib.llama_spec_media_positions(media, i, place), "cannot read the medium")
+        rows = np.zeros((raw.n_rows, self.model.info.n_embd_inp), np.float32)
+        code = lib.llama_spec_media_encode(media, i, ffi.from_buffer("float[]", rows))
+        check(code, "cannot compute the rows of the medium")
+        ids = media_ids(digest + i.to_bytes(4, "little"), raw.n_rows, raw.n_positions)
+        return MediaRows(ids, rows, positions, raw.n_positions, raw.is_whole)
+
+
+def _digest(kind: str, data: npt.NDArray[Any]) -> bytes:
+    """A digest of a medium's content and shape."""
+    import hashlib
+
+    return hashlib.sha256(f"{kind} {data.shape} ".encode() + data.tobytes()).digest()
+
+
+def _check_keys(path: Path) -> None:
+    """Refuses a projector with numbers that the engine takes without a check."""
+    file = read_gguf(path, lambda name: name.startswith(("clip.", "general.arch")))
+    arch = file.keys.get("general.architecture", GgufKey(0, None, b"")).value
+    if arch != b"clip":
+        raise ModelLoadError(
+            f"{path} is not a projector: its architecture is {arch!r:.60}, not b'clip'; give the "
+            "file that is published beside the model, often called mmproj"
+        )
+    for name, key in file.keys.items():
+        _check_number(path, name, key)
+        if name.endswith("projector_type"):
+            _check_tensors(file, key.value, is_vision="audio" not in name)
+
+
+def _check_tensors(file: GgufFile, kind: bytes, *, is_vision: bool) -> None:
+    """Refuses a kind that is not read here, and a file without tensors that the engine expects."""
+    if kind in _REFUSED:
+        raise UnsupportedError(f"{file.path.name}: projectors of type {kind!r:.60} are not read")
+    sees = file.keys.get("clip.has_vision_encoder")
+    needed = _NEEDED.get(kind, ())
+    if is_vision and sees is not None and sees.value and kind not in _WITHOUT_PATCHES:
+        needed = ("v.patch_embd.weight", *needed)
+    for name in needed:
+        if name not in file.tensors:
+            raise ModelLoadError(f"{file.path} has no tensor {name}: download it again")
+
+
+def _check_number(path: Path, name: str, key: GgufKey) -> None:
+    """Refuses one key; see _check_keys()."""
+    values = key.value if isinstance(key.value, list) else [key.value]
+    leaf = name.removeprefix("clip.").partition(".")[2]
+    for value in values:
+        if type(value) is not int:
+            continue
+        most = _MAX_SIDE if leaf in _SIDES else _MAX_LAYERS if leaf == "block_count" else _MAX_VALUE
+        least = 1 if leaf in _DIVISORS else -_MAX_VALUE
+        if not least <= value <= most:
+            raise ModelLoadError(
+                f"{path} is damaged: {name} is {value}, and {least} .. {most} are read"
+            )

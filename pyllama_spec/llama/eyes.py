@@ -1,0 +1,58 @@
+"""Chats with pictures: a projector, and the rows of the pictures that it has read last."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from pyllama_spec.chat.pictures import Pixels, split_at
+from pyllama_spec.chat.prompt_provenance import tokenize_chat
+from pyllama_spec.chat.template import RenderedChat
+from pyllama_spec.engine.media import MediaRows, Part, PlacedRows, Projector, joined
+
+# Rows of pictures are kept up to so many bytes: each turn of a chat sends its pictures again.
+_MAX_KEPT = 256 << 20
+
+Prompt = tuple[tuple[int, ...], tuple[PlacedRows, ...]]
+
+
+class Eyes:
+    """Makes prompts of rendered chats with marks in them; see chat/pictures.py."""
+
+    def __init__(self, projector: Projector) -> None:
+        self.projector = projector
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, tuple[Part, ...]] = OrderedDict()
+
+    def prompt(self, rendered: RenderedChat, pictures: Mapping[str, Pixels]) -> Prompt:
+        """The ids of a chat, and the rows of its pictures."""
+        vocab, parts = self.projector.model.vocab, list[Part]()
+        for piece in split_at(rendered, list(pictures)):
+            if isinstance(piece, str):
+                parts += self._parts_of(pictures[piece])
+            elif parts:
+                parts.append(tuple(tokenize_chat(vocab, piece.text, piece.caller)))
+            else:
+                parts.append(tuple(piece.tokenize(vocab)))
+        return joined(parts)
+
+    def _parts_of(self, pixels: Pixels) -> tuple[Part, ...]:
+        key = self.projector.key_of(pixels)
+        with self._lock:
+            found = self._kept.pop(key, None)
+        parts = self.projector.image(pixels) if found is None else found
+        with self._lock:
+            self._kept[key] = parts
+            while len(self._kept) > 1 and sum(map(_n_bytes, self._kept.values())) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        return parts
+
+    def close(self) -> None:
+        """Frees the projector and the rows."""
+        self._kept.clear()
+        self.projector.close()
+
+
+def _n_bytes(parts: tuple[Part, ...]) -> int:
+    return sum(part.rows.nbytes for part in parts if isinstance(part, MediaRows))

@@ -1,0 +1,146 @@
+"""Chats with pictures: image_url parts with data: URLs."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pyllama_spec import Llama
+from pyllama_spec.chat.pictures import decode_picture, take_pictures
+from pyllama_spec.cli import main
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from tests.media_tools import picture, plain_text, projector, prompt_of, seeing
+
+N = 16
+
+
+def file_of(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind, **options)
+    return out.getvalue()
+
+
+def url_of(content: bytes) -> dict[str, Any]:
+    data = base64.b64encode(content).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def opened(kind: str, **options: Any) -> Llama:
+    return Llama(
+        seeing(kind).path, mmproj_path=projector(kind).path, n_ctx=1024, n_threads=1, **options
+    )
+
+
+@pytest.mark.parametrize("draft", [None, "suffix"])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3vl", "idefics3"])
+def test_a_chat_about_pictures(kind: str, draft: str | None) -> None:
+    first, second = picture(40, 50), picture(33, 47, 2)
+    messages: list[Any] = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "what is "}, url_of(file_of(first))],
+        }
+    ]
+    asked: tuple[Any, ...] = ("<|im_start|>user\nwhat is ", first)
+    with opened(kind, draft=draft) as llm:
+        for more in (second, None):
+            parts = prompt_of(kind, *asked, "<|im_end|>\n<|im_start|>assistant\n")
+            answer = llm.create_chat_completion(
+                messages, max_tokens=N, temperature=0, return_token_ids=True
+            )
+            ids = answer["choices"][0]["token_ids"]
+            assert ids == plain_text(kind, parts, N)
+            n_prompt = sum(len(p) if isinstance(p, tuple) else len(p.ids) for p in parts)
+            assert answer["usage"]["prompt_tokens"] == n_prompt
+            if more is not None:
+                content = [url_of(file_of(more)), {"type": "text", "text": "and?"}]
+                messages = [{"role": "user", "content": [*messages[0]["content"], *content]}]
+                asked = (*asked, more, "and?")
+
+
+def test_generate_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels = picture(40, 50)
+    path = tmp_path / "a.png"
+    path.write_bytes(file_of(pixels))
+    files = ["-m", str(seeing("gemma3").path), "--mmproj", str(projector("gemma3").path)]
+    command = ["generate", *files, "-c", "1024", "-t", "1", "-n", str(N), "--json", "-p", "what?"]
+    assert main([*command, "--chat", "--image", str(path)]) == 0
+    parts = prompt_of(
+        "gemma3", "<|im_start|>user\n", pixels, "what?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert json.loads(capsys.readouterr().out)["tokens"] == plain_text("gemma3", parts, N)
+    assert main([*command, "--image", str(path)]) == 1
+    assert main([*command, "--chat", "--image", str(tmp_path / "none.png")]) == 1
+
+
+def test_a_mark_is_no_text_of_the_caller() -> None:
+    text = [{"type": "text", "text": "<__media__> media0"}]
+    messages: Any = [{"role": "user", "content": [*text, url_of(file_of(picture(8, 8)))]}]
+    marked, pictures = take_pictures(messages)
+    (mark,) = pictures
+    assert marked[0]["content"] == [*text, {"type": "text", "text": mark}]
+    assert take_pictures(messages)[1].keys() != pictures.keys()
+
+
+def test_without_a_projector_pictures_are_refused() -> None:
+    messages: Any = [{"role": "user", "content": [url_of(file_of(picture(8, 8)))]}]
+    with Llama(seeing("gemma3").path, n_ctx=256) as llm, pytest.raises(UnsupportedError):
+        llm.create_chat_completion(messages)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org/a.png", "http://127.0.0.1/a.png", "file:///etc/passwd", "/etc/passwd",
+        "DATA:image/png;base64,AAAA", "ftp://a/b", "", "data:image/png,plain", "data:",
+        "data:image/png;base64,not base64", "data:image/png;base64,AAAA", " data:image/png;base64,",
+    ],
+)  # fmt: skip
+def test_other_urls_are_refused(url: str) -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    with pytest.raises((ArgumentError, UnsupportedError)):
+        take_pictures(messages)
+
+
+def test_a_file_shows_what_a_viewer_shows(tmp_path: Path) -> None:
+    pixels = picture(24, 36)
+    assert np.array_equal(decode_picture(file_of(pixels)), pixels)
+    for kind in ("BMP", "GIF"):
+        assert decode_picture(file_of(pixels, kind)).shape == pixels.shape
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    assert decode_picture(file_of(pixels, "JPEG", exif=turned)).shape == (36, 24, 3)
+    for mode in ("P", "L", "LA", "RGBA", "1"):
+        out = io.BytesIO()
+        Image.fromarray(pixels).convert(mode).save(out, "PNG")
+        assert decode_picture(out.getvalue()).shape == pixels.shape
+    deep = np.full((6, 5), 40_000, np.uint16)
+    assert np.array_equal(decode_picture(file_of(deep)), np.full((6, 5, 3), 40_000 >> 8))
+    cmyk = io.BytesIO()
+    Image.fromarray(pixels).convert("CMYK").save(cmyk, "JPEG")
+    assert decode_picture(cmyk.getvalue()).shape == pixels.shape
+
+
+def test_damaged_and_lying_files_are_refused() -> None:
+    whole = file_of(picture(64, 64))
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        changed = bytearray(whole)
+        for at in rng.integers(0, len(whole), rng.integers(1, 9)):
+            changed[at] = rng.integers(0, 256)
+        with contextlib.suppress(ArgumentError):
+            assert decode_picture(bytes(changed[: rng.integers(1, len(whole) + 1)])).ndim == 3
+    # A header of 60,000 x 60,000 pixels, a picture of another kind, and none at all.
+    lying = bytearray(whole)
+    lying[16:24] = (60_000).to_bytes(4, "big") * 2
+    for data in (bytes(lying), b"", b"P6 1 1 255 abc", b"<svg/>", b"%PDF-1.4"):
+        with pytest.raises(ArgumentError):
+            decode_picture(data)

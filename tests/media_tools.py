@@ -1,0 +1,84 @@
+"""Tiny models with eyes, and pictures for them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import Batch, Model
+from pyllama_spec.engine.media import MediaRows, Part, Projector
+from tests.models import model_path
+from tests.models.projector import CONTROL_NAMES
+from tests.oracles import tiny, tiny_context
+
+# The text model beside each kind of projector.
+KINDS = {"gemma3": "gemma3", "qwen3vl": "qwen35", "idefics3": "llama", "colours": "perm"}
+
+
+def seeing(kind: str, **options: Any) -> Model:
+    """The text model for a kind of projector, loaded once per test run."""
+    return tiny(KINDS[kind], control_names=CONTROL_NAMES[kind], **options)
+
+
+@cache
+def projector(kind: str) -> Projector:
+    """A projector of a kind for seeing(kind), loaded once per test run."""
+    model = seeing(kind)
+    path = model_path("projector", family=kind, n_embd=model.info.n_embd)
+    return Projector(model, path, n_threads=1)
+
+
+def picture(height: int, width: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """A picture of smooth random colours."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 4, 3))
+    rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
+    return coarse[np.ix_(rows, columns)].astype(np.uint8)
+
+
+def rows_of(parts: tuple[Part, ...]) -> list[MediaRows]:
+    """The runs of rows among the parts of an image."""
+    return [part for part in parts if isinstance(part, MediaRows)]
+
+
+def prompt_of(kind: str, *pieces: str | npt.NDArray[np.uint8]) -> tuple[Part, ...]:
+    """Texts and pictures as parts of a prompt."""
+    vocab, out = seeing(kind).vocab, list[Part]()
+    for piece in pieces:
+        if isinstance(piece, str):
+            out.append(tuple(vocab.tokenize(piece, add_special=False, parse_special=True)))
+        else:
+            out += projector(kind).image(piece)
+    return tuple(out)
+
+
+def plain_text(kind: str, parts: tuple[Part, ...], n: int) -> list[int]:
+    """The greedy continuation: each part by a decode of its own, without the loop."""
+    model = seeing(kind)
+    batch, eyes = Batch(512), Batch(512, n_row=model.info.n_embd_inp)
+    out: list[int] = []
+    with tiny_context(model, n_ctx=1024, n_batch=512, n_ubatch=512) as context:
+        at = 0
+        for part in parts:
+            if isinstance(part, tuple):
+                batch.clear()
+                batch.extend(part, at, output_last=True)
+                context.decode(batch)
+                at += len(part)
+            else:
+                whole = part.is_whole
+                eyes.set_media(part.rows, part.positions + at, output_last=True, is_whole=whole)
+                context.decode(eyes)
+                at += part.n_positions
+            row = len(part if isinstance(part, tuple) else part.ids) - 1
+        while True:
+            out.append(int(context.logits(row).argmax()))
+            if len(out) == n:
+                return out
+            batch.clear()
+            row = batch.add(out[-1], at, output=True)
+            context.decode(batch)
+            at += 1

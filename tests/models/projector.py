@@ -1,0 +1,149 @@
+"""Projectors: the second files of models that see, tiny ones.
+
+Three are random: gemma3, whose rows of an image see each other; qwen3vl, whose rows have a place in
+a grid; idefics3, which cuts an image into tiles. One is constructed: of the picture's colour it
+makes the row of one token.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .keys import writing
+
+Array = NDArray[np.floating[Any]]
+
+# What the vocabulary of the model beside has to name, as TinyConfig.control_names.
+CONTROL_NAMES = {
+    "gemma3": ("<start_of_image>", "<end_of_image>"),
+    "qwen3vl": ("<|vision_start|>", "<|vision_end|>"),
+    "idefics3": ("\n\n", "\n", "<fake_token_around_image>", "<global-img>"),
+    "colours": (),
+}
+COLOUR_TOKENS = tuple(range(ord("a"), ord("i")))
+"""The tokens of the eight colours, black to white: red counts 1, green 2, blue 4."""
+COLOUR_PATCH = 8
+_TYPES = {"qwen3vl": "qwen3vl_merger", "colours": "phi4"}
+_PATCH, _N_EMBD, _N_FF, _N_HEAD = 4, 32, 64, 2
+# The side of an image as the encoder sees it; of idefics3 that of a tile.
+_SIDES = {"gemma3": 64, "qwen3vl": 64, "idefics3": 32, "colours": 256}
+
+
+def build_projector(
+    path: Path, *, family: str, n_embd: int = 64, n_layer: int = 2, seed: int = 0, **extra: Any
+) -> Path:
+    """Write a projector of a family for a model with rows of n_embd numbers.
+
+    `extra`: further keys, which replace those of the family.
+    """
+    if family == "colours":
+        tensors, n_layer = dict(_colours(n_embd)), 0
+    else:
+        tensors = dict(_random(family, n_embd, n_layer, seed))
+    keys: dict[str, Any] = {
+        "clip.has_vision_encoder": True, "clip.use_gelu": True,
+        "clip.projector_type": _TYPES.get(family, family), "clip.vision.image_size": _SIDES[family],
+        "clip.vision.patch_size": COLOUR_PATCH if family == "colours" else _PATCH,
+        "clip.vision.embedding_length": _N_EMBD, "clip.vision.feed_forward_length": _N_FF,
+        "clip.vision.block_count": n_layer, "clip.vision.projection_dim": n_embd,
+        "clip.vision.attention.head_count": _N_HEAD,
+        "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        "clip.vision.image_mean": [0.5] * 3, "clip.vision.image_std": [0.5] * 3,
+    }  # fmt: skip
+    keys |= {
+        "gemma3": {"clip.vision.projector.scale_factor": 4},
+        "qwen3vl": {"clip.vision.spatial_merge_size": 2},
+        "idefics3": {
+            "clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 64,
+        },
+        "colours": {"clip.vision.image_min_pixels": 64, "clip.vision.image_max_pixels": 65536},
+    }[family]  # fmt: skip
+    with writing(path, "clip") as writer:
+        for name, value in {**keys, **extra}.items():
+            add = {
+                bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+                str: writer.add_string, list: writer.add_array,
+            }[type(value)]  # fmt: skip
+            add(name, value)  # type: ignore[operator]
+        for name, array in tensors.items():
+            writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
+    return path
+
+
+def _random(family: str, n_embd: int, n_layer: int, seed: int) -> Iterator[tuple[str, Array]]:
+    """Tensors of a random encoder whose rows have unit length per number."""
+
+    def draw(name: str, *shape: int, std: float = 0.0, mean: float = 0.0) -> tuple[str, Array]:
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        values = rng.standard_normal(shape, dtype=np.float32)
+        return name, values * np.float32(std or shape[-1] ** -0.5) + np.float32(mean)
+
+    side = _SIDES[family] // _PATCH
+    yield draw("v.patch_embd.weight", _N_EMBD, 3, _PATCH, _PATCH, std=0.3)
+    yield draw("v.patch_embd.bias", _N_EMBD, std=0.3)
+    yield draw("v.position_embd.weight", side * side, _N_EMBD, std=0.7)
+    yield draw("v.post_ln.weight", _N_EMBD, std=0.1, mean=1.0)
+    yield draw("v.post_ln.bias", _N_EMBD, std=0.1)
+    joined = family == "qwen3vl"
+    for i in range(n_layer):
+        blk = f"v.blk.{i}."
+        for part in ("attn_qkv",) if joined else ("attn_q", "attn_k", "attn_v"):
+            width = _N_EMBD * (3 if joined else 1)
+            yield draw(f"{blk}{part}.weight", width, _N_EMBD, std=1.5 * _N_EMBD**-0.5)
+            yield draw(f"{blk}{part}.bias", width, std=0.1)
+        yield draw(f"{blk}attn_out.weight", _N_EMBD, _N_EMBD)
+        yield draw(f"{blk}attn_out.bias", _N_EMBD, std=0.1)
+        yield draw(f"{blk}ffn_up.weight", _N_FF, _N_EMBD)
+        yield draw(f"{blk}ffn_up.bias", _N_FF, std=0.1)
+        yield draw(f"{blk}ffn_down.weight", _N_EMBD, _N_FF)
+        yield draw(f"{blk}ffn_down.bias", _N_EMBD, std=0.1)
+        for norm in ("ln1", "ln2"):
+            yield draw(f"{blk}{norm}.weight", _N_EMBD, std=0.1, mean=1.0)
+            yield draw(f"{blk}{norm}.bias", _N_EMBD, std=0.1)
+    if family == "gemma3":
+        yield draw("mm.input_projection.weight", _N_EMBD, n_embd, std=_N_EMBD**-0.5)
+        yield draw("mm.soft_emb_norm.weight", _N_EMBD, std=0.1, mean=1.0)
+    elif family == "idefics3":
+        yield draw("mm.model.fc.weight", n_embd, 4 * _N_EMBD)
+    else:
+        yield draw("v.patch_embd.weight.1", _N_EMBD, 3, _PATCH, _PATCH, std=0.3)
+        yield draw("mm.0.weight", 4 * _N_EMBD, 4 * _N_EMBD)
+        yield draw("mm.0.bias", 4 * _N_EMBD, std=0.1)
+        yield draw("mm.2.weight", n_embd, 4 * _N_EMBD, std=1.5 * (4 * _N_EMBD) ** -0.5)
+        yield draw("mm.2.bias", n_embd, std=0.1)
+
+
+def _colours(n_embd: int) -> Iterator[tuple[str, Array]]:
+    """Tensors without layers: each patch of 8x8 pixels becomes the one-hot row of its colour.
+
+    A channel of a patch is -1 .. 1. Unit k adds the three channels with the signs of colour k: 3
+    where they are its own, at most 1 elsewhere.
+    """
+    signs = np.array([[1.0 if k >> c & 1 else -1.0 for c in range(3)] for k in range(8)])
+    patch = np.zeros((_N_EMBD, 3, COLOUR_PATCH, COLOUR_PATCH))
+    for channel in range(3):
+        patch[channel, channel] = 1.0 / COLOUR_PATCH**2
+    into, out = np.zeros((_N_FF, _N_EMBD)), np.zeros((n_embd, _N_FF))
+    into[:8, :3] = 20.0 * signs
+    out[list(COLOUR_TOKENS), range(8)] = 1.0 / 20.0
+    side = _SIDES["colours"] // COLOUR_PATCH
+    yield "v.patch_embd.weight", patch
+    yield "v.patch_embd.bias", np.zeros(_N_EMBD)
+    yield "v.position_embd.weight", np.zeros((side * side, _N_EMBD))
+    yield "mm.0.weight", into
+    yield "mm.0.bias", np.where(np.arange(_N_FF) < 8, -40.0, 0.0)
+    yield "mm.2.weight", out
+    yield "mm.2.bias", np.zeros(n_embd)
+
+
+def colour_image(colours: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """An image of patches of colours `[n_y, n_x]`: uint8 `[8 n_y, 8 n_x, 3]`."""
+    channels = np.stack([(colours >> c & 1) * 255 for c in range(3)], axis=-1)
+    grown = channels.repeat(COLOUR_PATCH, 0).repeat(COLOUR_PATCH, 1)
+    return grown.astype(np.uint8)
