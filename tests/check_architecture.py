@@ -275,7 +275,7 @@ def circle_faults(graph: dict[str, set[str]]) -> Iterator[str]:
 
 
 def text_faults(path: str, text: str) -> Iterator[str]:
-    """Text that must not be in a file: registries' hosts, a machine's paths, C++ not for Windows."""
+    """Registries' hosts, paths of a machine, and objects that Windows cannot end a thread with."""
     for number, line in enumerate(text.split("\n"), 1):
         if HOSTS.search(line):
             yield f"{path}:{number}: names a package registry's host"
