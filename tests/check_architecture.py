@@ -38,7 +38,7 @@ BUDGETS = {
     "tests": 50_060,  # 1,000 for pictures (issue 63)
     "benchmarks": 1_230,
     "tools": 2_970,  # 75 for the judge of pictures (issue 63)
-    # 2,220 for repacked weights (issue 58), 290 for the schemas of tools (60), 420 for pictures (63)
+    # 2,220 for repacked weights (issue 58), 290 for schemas of tools (60), 420 for pictures (63)
     "csrc": 16_620,
 }
 # In words, bars of tables among them: what is written by hand in docs/.
