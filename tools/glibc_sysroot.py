@@ -49,8 +49,11 @@ def make_sysroot(out: Path, machine: str) -> None:
     family = "x86" if machine == "x86_64" else machine
     for part in ("any-linux-any", f"{family}-linux-any", "generic-glibc", f"{family}-linux-gnu"):
         shutil.copytree(headers / part, include, dirs_exist_ok=True)
-    # Of the system what has nothing to do with its C library: Vulkan's.
-    for name in ("vulkan", "vk_video", "spirv"):
+    # Of the system what has nothing to do with its C library: Vulkan's, and Debian's for Python.
+    folder = Path("/usr/include", f"{machine}-linux-gnu")
+    (include / folder.name).mkdir()
+    pythons = (f"{folder.name}/{found.name}" for found in folder.glob("python3*"))
+    for name in ("vulkan", "vk_video", "spirv", *pythons):
         (include / name).symlink_to(f"/usr/include/{name}")
     # libstdc++ asks whether it is there, and this version has it not.
     (include / "sys" / "single_threaded.h").unlink()
