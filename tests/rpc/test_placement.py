@@ -181,4 +181,4 @@ def test_the_tests_of_a_device() -> None:
     command += ["-m", "not posix"] * (sys.platform == "win32")
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^\d\d+ passed(, 1 deselected)? in", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^\d\d+ passed", done.stdout, re.MULTILINE), done.stdout
