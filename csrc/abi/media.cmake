@@ -3,6 +3,7 @@ option(PYLLAMA_SPEC_MEDIA "Read images and sounds, by the projector beside a mod
 if (PYLLAMA_SPEC_MEDIA)
     set(MTMD_DIR "${ENGINE_DIR}/tools/mtmd")
     file(GLOB MEDIA_SOURCES CONFIGURE_DEPENDS "${MTMD_DIR}/*.cpp" "${MTMD_DIR}/models/*.cpp")
+    set(MEDIA_LIBRARY spec_media)
     add_library(spec_media STATIC EXCLUDE_FROM_ALL ${MEDIA_SOURCES})
     target_compile_features(spec_media PRIVATE cxx_std_17)
     target_include_directories(spec_media PRIVATE "${MTMD_DIR}" "${SPEC_DIR}")
