@@ -51,7 +51,9 @@ class Eyes:
         return parts
 
     def close(self) -> None:
-        """Frees the projector and the rows."""
+        """Frees the projector and the rows; what other threads compute is cancelled."""
+        if not self.projector.is_closed:
+            self.projector.cancel()
         self._kept.clear()
         self.projector.close()
 
