@@ -17,12 +17,16 @@ from pyllama_spec.engine.media import MAX_PIXELS
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 Pixels = npt.NDArray[np.uint8]
+# A picture's file, and the parameter that it was given as.
+Picture = tuple[bytes, str]
 # Of a picture's file. A photograph of 12 megapixels has 3 to 8 MB.
 MAX_BYTES = 32 << 20
+# What decoders reserve by a side alone, and what they compute for a scan without data.
+_MAX_SIDE, _MAX_SCANS = 1 << 16, 100
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 
 
-def take_pictures(messages: object) -> tuple[Any, dict[str, Pixels]]:
+def take_pictures(messages: object) -> tuple[Any, dict[str, Picture]]:
     """The messages with a mark in the place of each picture, and the pictures by mark.
 
     Marks are random: no text of a caller has one.
@@ -31,7 +35,7 @@ def take_pictures(messages: object) -> tuple[Any, dict[str, Pixels]]:
         return messages, {}
     import secrets
 
-    pictures: dict[str, Pixels] = {}
+    pictures: dict[str, Picture] = {}
     out: list[Any] = []
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -49,7 +53,7 @@ def take_pictures(messages: object) -> tuple[Any, dict[str, Pixels]]:
     return (out, pictures) if pictures else (messages, {})
 
 
-def _picture_of(part: Mapping[str, Any], param: str) -> Pixels:
+def _picture_of(part: Mapping[str, Any], param: str) -> Picture:
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, Mapping) else url
     if not isinstance(url, str):
@@ -65,10 +69,9 @@ def _picture_of(part: Mapping[str, Any], param: str) -> Pixels:
     if len(data) > MAX_BYTES * 4 // 3 + 4:
         raise ArgumentError(param, problem="is too large", expected=f"at most {MAX_BYTES} bytes")
     try:
-        content = base64.b64decode(data, validate=True)
+        return base64.b64decode(data, validate=True), param
     except (binascii.Error, ValueError):
         raise ArgumentError(param, problem="is no base64") from None
-    return decode_picture(content, param)
 
 
 def decode_picture(content: bytes, param: str = "image") -> Pixels:
@@ -78,7 +81,7 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
 
     Raises:
         ArgumentError: it is damaged, of another kind than PNG, JPEG, GIF, WebP and BMP, or larger
-            than MAX_BYTES or MAX_PIXELS.
+            than MAX_BYTES, MAX_PIXELS or 65,536 pixels in a row or column.
         UnsupportedError: Pillow is not installed.
     """
     try:
@@ -92,9 +95,13 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
     try:
         # It reads the header alone; nothing is reserved by what that says before the check.
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                size = f"{image.width}x{image.height}"
-                raise ArgumentError(param, size, f"at most {MAX_PIXELS} pixels")
+            size = f"{image.width}x{image.height}"
+            if image.width * image.height > MAX_PIXELS or max(image.size) > _MAX_SIDE:
+                expected = f"at most {MAX_PIXELS} pixels, and {_MAX_SIDE} in a row or column"
+                raise ArgumentError(param, size, expected)
+            # Each goes through all pixels; the marker is nowhere in their data.
+            if content.startswith(b"\xff\xd8") and content.count(b"\xff\xda") > _MAX_SCANS:
+                raise ArgumentError(param, problem=f"has more than {_MAX_SCANS} scans")
             if image.mode.startswith("I"):  # 16 bits: converting would cut all that is not dark
                 high = np.asarray(image).astype(np.uint32) >> 8
                 image = Image.fromarray(np.minimum(high, 255).astype(np.uint8))

@@ -114,9 +114,12 @@ class Memory:
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False
         check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
+        self._keep_media(seq, n_keep)
+        return True
+
+    def _keep_media(self, seq: int, n_keep: int) -> None:
         if seq in self.media:
             self.media[seq] = [run for run in self.media[seq] if run.start < n_keep]
-        return True
 
     def copy(self, source: int, target: int) -> None:
         """Makes the sequence `target` share all positions of `source`."""
@@ -182,6 +185,7 @@ class Memory:
         """
         self._set(seq, checkpoint, partial=True)
         self.remove(seq, self.position_of(seq, n_keep))
+        self._keep_media(seq, n_keep)
 
     def _get(self, seq: int, n_header: int, *, partial: bool = False, back: int = 0) -> memoryview:
         size, written = ffi.new("size_t *"), ffi.new("size_t *")

@@ -1,8 +1,8 @@
 """Images and sounds for a model that sees or hears, by the projector in its second file.
 
 A projector makes rows of a picture, which the model reads in the place of tokens. In a prompt each
-row has an id below 0, made of the content: whatever compares tokens finds a prefix with the same
-picture, and never one with another.
+row has an id below 0, made of all rows: whatever compares tokens finds a prefix with the same
+picture, and never one with another, or that another projector has read.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ _NEEDED = {
 }
 # These have other first tensors.
 _WITHOUT_PATCHES = (b"yasa2", b"deepseekocr", b"deepseekocr2")
+# The engine merges 2 x 2 patches of these, whatever the file says, and writes as many positions.
+_MERGES_BY_TWO = (b"qwen2vl_merger", b"qwen2.5vl_merger", b"qwen3vl_merger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class MediaRows:
     """A run of rows, which the model reads in the place of tokens.
 
     Attributes:
-        ids: an id below 0 for each row, made of the medium's content.
+        ids: an id below 0 for each row, made of rows and positions.
         rows: [n_rows, n_embd_inp] float32.
         positions: [3, n_rows] int32, less that of the run: in time, row, column.
         n_positions: the positions that the run takes of its sequence; with a grid, fewer than rows.
@@ -161,11 +163,6 @@ class Projector(Owner):
         check(lib.llama_spec_projector_get_info(self.handle, raw), "cannot read the projector")
         self.info = ProjectorInfo(raw.sees, raw.hears, raw.sample_rate, raw.has_grid)
 
-    @staticmethod
-    def key_of(pixels: npt.NDArray[np.uint8]) -> bytes:
-        """A digest of an image: image() gives equal ones the same parts."""
-        return _digest("image", pixels)
-
     def cancel(self, value: bool = True) -> None:
         """Cancels what another thread computes; False lets later calls run again."""
         lib.llama_spec_projector_cancel(self.handle, value)
@@ -197,9 +194,8 @@ class Projector(Owner):
         data = np.ascontiguousarray(pixels)
         raw = ffi.from_buffer("uint8_t[]", data)
         return self._parts(
-            lambda out: lib.llama_spec_media_image(self.handle, raw, width, height, out),
-            _digest("image", data), progress,
-        )  # fmt: skip
+            lambda out: lib.llama_spec_media_image(self.handle, raw, width, height, out), progress
+        )
 
     def sound(self, samples: Rows, progress: Progress | None = None) -> tuple[Part, ...]:
         """A sound as parts of a prompt, as image().
@@ -222,13 +218,10 @@ class Projector(Owner):
         data = np.ascontiguousarray(samples)
         raw = ffi.from_buffer("float[]", data)
         return self._parts(
-            lambda out: lib.llama_spec_media_sound(self.handle, raw, len(data), out),
-            _digest("sound", data), progress,
-        )  # fmt: skip
+            lambda out: lib.llama_spec_media_sound(self.handle, raw, len(data), out), progress
+        )
 
-    def _parts(
-        self, prepare: Callable[[Any], int], digest: bytes, progress: Progress | None
-    ) -> tuple[Part, ...]:
+    def _parts(self, prepare: Callable[[Any], int], progress: Progress | None) -> tuple[Part, ...]:
         out = ffi.new("llama_spec_media **")
         with self._lock:
             code = prepare(out)
@@ -237,12 +230,12 @@ class Projector(Owner):
             n = lib.llama_spec_media_n_parts(media)
             parts: list[Part] = []
             for i in range(n):
-                parts.append(self._part(media, i, digest))
+                parts.append(self._part(media, i))
                 if progress is not None:
                     progress((i + 1) / n)
         return tuple(parts)
 
-    def _part(self, media: Any, i: int, digest: bytes) -> Part:
+    def _part(self, media: Any, i: int) -> Part:
         raw = ffi.new("struct llama_spec_media_part *")
         check(lib.llama_spec_media_get_part(media, i, raw), "cannot read the medium")
         if raw.ids != ffi.NULL:
@@ -253,15 +246,9 @@ class Projector(Owner):
         rows = np.zeros((raw.n_rows, self.model.info.n_embd_inp), np.float32)
         code = lib.llama_spec_media_encode(media, i, ffi.from_buffer("float[]", rows))
         check(code, "cannot compute the rows of the medium")
-        ids = media_ids(digest + i.to_bytes(4, "little"), raw.n_rows, raw.n_positions)
+        content = positions.tobytes() + rows.tobytes()
+        ids = media_ids(content, raw.n_rows, raw.n_positions)
         return MediaRows(ids, rows, positions, raw.n_positions, raw.is_whole)
-
-
-def _digest(kind: str, data: npt.NDArray[Any]) -> bytes:
-    """A digest of a medium's content and shape."""
-    import hashlib
-
-    return hashlib.sha256(f"{kind} {data.shape} ".encode() + data.tobytes()).digest()
 
 
 def _check_keys(path: Path) -> None:
@@ -283,6 +270,11 @@ def _check_tensors(file: GgufFile, kind: bytes, *, is_vision: bool) -> None:
     """Refuses a kind that is not read here, and a file without tensors that the engine expects."""
     if kind in _REFUSED:
         raise UnsupportedError(f"{file.path.name}: projectors of type {kind!r:.60} are not read")
+    merge = file.keys.get("clip.vision.spatial_merge_size")
+    if kind in _MERGES_BY_TWO and merge is not None and merge.value != 2:
+        raise ModelLoadError(
+            f"{file.path} is damaged: it merges {merge.value!r:.60} patches, not 2"
+        )
     sees = file.keys.get("clip.has_vision_encoder")
     needed = _NEEDED.get(kind, ())
     if is_vision and sees is not None and sees.value and kind not in _WITHOUT_PATCHES:

@@ -1,6 +1,6 @@
 """Ids below 0: rows of images and sounds among the tokens of a text.
 
-They are made of a medium's content, and say where a medium begins and how many positions it takes,
+They are made of a medium's rows, and say where a medium begins and how many positions it takes,
 so that the ids of a text alone say where each of them is in a model's memory.
 """
 
@@ -27,14 +27,14 @@ class MediaRun(NamedTuple):
         return self.start + self.n_rows
 
 
-def media_ids(digest: bytes, n_rows: int, n_positions: int) -> tuple[int, ...]:
+def media_ids(content: bytes, n_rows: int, n_positions: int) -> tuple[int, ...]:
     """An id below 0 for each row: the first says that it is, the second n_positions.
 
-    All others are 31 bits of the digest and the row's number.
+    All others are 31 bits of a digest of the content and the row's number.
     """
     import hashlib  # not for a model without pictures
 
-    words = np.frombuffer(hashlib.shake_256(digest).digest(4 * n_rows), np.uint32) & (_FIRST - 1)
+    words = np.frombuffer(hashlib.shake_256(content).digest(4 * n_rows), np.uint32) & (_FIRST - 1)
     values = words.astype(np.int64)
     values[0] |= _FIRST
     if n_rows > 1:

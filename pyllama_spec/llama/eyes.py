@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from pyllama_spec.chat.pictures import Pixels, split_at
+from pyllama_spec.chat.pictures import Picture, decode_picture, split_at
 from pyllama_spec.chat.prompt_provenance import tokenize_chat
 from pyllama_spec.chat.template import RenderedChat
 from pyllama_spec.engine.media import MediaRows, Part, PlacedRows, Projector, joined
@@ -25,7 +25,7 @@ class Eyes:
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, tuple[Part, ...]] = OrderedDict()
 
-    def prompt(self, rendered: RenderedChat, pictures: Mapping[str, Pixels]) -> Prompt:
+    def prompt(self, rendered: RenderedChat, pictures: Mapping[str, Picture]) -> Prompt:
         """The ids of a chat, and the rows of its pictures."""
         vocab, parts = self.projector.model.vocab, list[Part]()
         for piece in split_at(rendered, list(pictures)):
@@ -37,11 +37,13 @@ class Eyes:
                 parts.append(tuple(piece.tokenize(vocab)))
         return joined(parts)
 
-    def _parts_of(self, pixels: Pixels) -> tuple[Part, ...]:
-        key = self.projector.key_of(pixels)
+    def _parts_of(self, picture: Picture) -> tuple[Part, ...]:
+        import hashlib  # not for a model without pictures
+
+        key = hashlib.sha256(picture[0]).digest()
         with self._lock:
             found = self._kept.pop(key, None)
-        parts = self.projector.image(pixels) if found is None else found
+        parts = self.projector.image(decode_picture(*picture)) if found is None else found
         with self._lock:
             self._kept[key] = parts
             while len(self._kept) > 1 and sum(map(_n_bytes, self._kept.values())) > _MAX_KEPT:
@@ -49,7 +51,9 @@ class Eyes:
         return parts
 
     def close(self) -> None:
-        """Frees the projector and the rows."""
+        """Frees the projector and the rows; what other threads compute is cancelled."""
+        if not self.projector.is_closed:
+            self.projector.cancel()
         self._kept.clear()
         self.projector.close()
 

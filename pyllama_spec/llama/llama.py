@@ -35,7 +35,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.chat.pictures import Pixels, take_pictures
+from pyllama_spec.chat.pictures import Picture, take_pictures
 from pyllama_spec.chat.template import (
     ChatTemplate,
     Message,
@@ -779,12 +779,12 @@ class Llama(Closeable):
         request = self._chats.of_text(tokens, request)
         return self._opened.run(tokens, request, last_n=self.last_n_tokens_size)
 
-    def _pictures_of(self, messages: Any) -> tuple[Any, dict[str, Pixels]]:
+    def _pictures_of(self, messages: Any) -> tuple[Any, dict[str, Picture]]:
         """Messages with a mark in the place of each picture, and the pictures."""
         return (messages, {}) if self._eyes is None else take_pictures(messages)
 
     def _chat_runs(
-        self, rendered: RenderedChat, request: RequestOptions, pictures: Mapping[str, Pixels]
+        self, rendered: RenderedChat, request: RequestOptions, pictures: Mapping[str, Picture]
     ) -> list[Run]:
         """The runs of the n answers to a chat."""
         media: tuple[PlacedRows, ...] = ()

@@ -107,7 +107,8 @@ def test_without_a_projector_pictures_are_refused() -> None:
 def test_other_urls_are_refused(url: str) -> None:
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
     with pytest.raises((ArgumentError, UnsupportedError)):
-        take_pictures(messages)
+        for file in take_pictures(messages)[1].values():
+            decode_picture(*file)
 
 
 def test_a_file_shows_what_a_viewer_shows(tmp_path: Path) -> None:
@@ -141,6 +142,10 @@ def test_damaged_and_lying_files_are_refused() -> None:
     # A header of 60,000 x 60,000 pixels, a picture of another kind, and none at all.
     lying = bytearray(whole)
     lying[16:24] = (60_000).to_bytes(4, "big") * 2
-    for data in (bytes(lying), b"", b"P6 1 1 255 abc", b"<svg/>", b"%PDF-1.4"):
+    # A long row, for which decoders reserve more than its pixels, and scans of a JPEG without end.
+    long = file_of(np.zeros((70_000, 1, 3), np.uint8))
+    jpeg = file_of(picture(64, 64), "JPEG", progressive=True)
+    scans = jpeg[:-2] + jpeg[jpeg.rfind(b"\xff\xda") : -2] * 100 + jpeg[-2:]
+    for data in (bytes(lying), long, scans, b"", b"P6 1 1 255 abc", b"<svg/>", b"%PDF-1.4"):
         with pytest.raises(ArgumentError):
             decode_picture(data)

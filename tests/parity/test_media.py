@@ -93,6 +93,17 @@ def test_later_turns_read_a_picture_once(kind: str) -> None:
         assert loop._run.n_cached == len(joined(parts)[0]) - 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_takes_the_place_of_a_later_picture(kind: str) -> None:
+    first = prompt_of(kind, "see ", picture(40, 50), " the thing")
+    with opened(kind, n_batch=32, n_ubatch=32, n_rs_seq=0) as context:
+        loop, state = SpeculativeLoop(context, NoDrafter()), SequenceState()
+        answer = text_of(loop, state, kind, first)
+        text_of(loop, state, kind, after(kind, first, answer, " and ", picture(33, 20, 5)))
+        more = "what is in all the things here? " * 3
+        text_of(loop, state, kind, after(kind, first, [answer[0] ^ 1], more))
+
+
 @pytest.mark.parametrize("kind", ["qwen3vl", "idefics3", "colours"])
 @pytest.mark.parametrize("n_batch", [13, 40])
 def test_rows_are_read_in_pieces(kind: str, n_batch: int) -> None:
