@@ -85,7 +85,7 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
         UnsupportedError: Pillow is not installed.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise UnsupportedError(
             param=param, problem="needs Pillow", remedy="pip install pyllama_spec[media]"
@@ -110,9 +110,11 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
     except ArgumentError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever Pillow's decoders raise for a bad file
+        # Of a file of another kind Pillow names the object that holds it.
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {error!s:.100}"
         raise ArgumentError(
             param,
-            problem=f"cannot be read as a picture: {error!s:.100}",
+            problem=f"cannot be read as a picture{why}",
             remedy="send a PNG, JPEG, GIF, WebP or BMP",
         ) from None
 

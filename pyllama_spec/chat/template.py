@@ -136,8 +136,9 @@ def _text(content: object, i: int) -> str | None:
             raise ArgumentError(f"messages[{i}].content[{k}]", part, "a part with a type")
         if part["type"] not in ("text", "refusal"):
             raise UnsupportedError(
-                param=f"messages[{i}].content[{k}].type", value=part["type"], expected="text alone"
-            )
+                param=f"messages[{i}].content[{k}].type", value=part["type"], expected="text alone",
+                setup="give a model that sees its `mmproj_path`" * (part["type"] == "image_url"),
+            )  # fmt: skip
         text = part.get(part["type"])
         if not isinstance(text, str):
             raise ArgumentError(f"messages[{i}].content", part, "a text in each part")

@@ -649,7 +649,8 @@ class Llama(Closeable):
         """Answers a chat: a dict in OpenAI's format, or with stream=True a Stream.
 
         Args:
-            messages: dicts with role and content; content is text or a list of text parts.
+            messages: dicts with role and content; content is text or a list of parts: text, and
+                pictures if the Llama has an mmproj_path.
             tools, functions: descriptions of functions, in OpenAI's newer or older form.
             tool_choice, function_call: None or "auto" to let the model choose, "none", "required",
                 or a function: {"type": "function", "function": {"name": ...}}, {"name": ...}.

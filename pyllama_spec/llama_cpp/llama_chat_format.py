@@ -299,19 +299,16 @@ format_gemma, format_openchat, format = _named("gemma"), _named("openchat"), _na
 
 
 class Llava15ChatHandler:
-    """Refuses images, which this version does not support."""
+    """Refuses handlers of pictures, which are an option of the model here."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError(
-            "images are not supported by this version of pyllama_spec; messages are text"
+            "chat handlers for pictures are not supported",
+            remedy="give the projector to the model, as `mmproj_path`, and no `chat_handler`",
         )
-
-
-class MTMDChatHandler(Llava15ChatHandler):
-    """Refuses images."""
 
 
 Llava16ChatHandler = ObsidianChatHandler = MoondreamChatHandler = Llava15ChatHandler
 NanoLlavaChatHandler = Llama3VisionAlphaChatHandler = Llama3VisionAlpha = Llava15ChatHandler
 MiniCPMv26ChatHandler = Qwen25VLChatHandler = Llava15ChatHandler
-Gemma4ChatHandler = MTMDChatHandler
+Gemma4ChatHandler = MTMDChatHandler = Llava15ChatHandler

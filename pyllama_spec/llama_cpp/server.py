@@ -71,7 +71,7 @@ _OPTIONS: Mapping[str, Option] = {
     **options_of(Own),
 }  # fmt: skip
 _REFUSED = {
-    "clip_model_path": "models see no images here; leave it out",
+    "clip_model_path": "give it as mmproj_path",
     "hf_tokenizer_config_path": "give the template itself, as chat_template",
     "hf_pretrained_model_name_or_path": "the vocabulary of the model's file is used; leave it out",
     "hf_model_repo_id": "download the model, and give its file as model",
