@@ -126,7 +126,6 @@ def simulate(
     is_stepwise: bool = True,
     seed: int = 1,
     n_prompt: int = 100,
-    probe: bool = True,
     n_together: int = 1,
     step_share: float = 0.0,
 ) -> Outcome:
@@ -148,7 +147,7 @@ def simulate(
         ms *= rng.lognormvariate(0.0, costs.noise)
         return 3.0 * ms if rng.random() < costs.hiccups else ms
 
-    if probe and controller.wants_costs:
+    if controller.wants_costs:
         rows = range(1, max_draft + 2)
         controller.learn_costs({n: noisy(costs.verify(n, 0)) / 1e3 for n in rows})
     waiting, places = list(texts), dict[int, tuple[Text, int]]()
@@ -250,17 +249,15 @@ def made_up(
     rate: Callable[[int], float],
     seed: int = 1,
     *,
-    max_draft: int = 8,
-    spread: float = 0.35,
     exponent: float = 1.0,
 ) -> list[Place]:
     """A text whose drafts are right at certain rates, and say so more or less well."""
     rng = random.Random(seed)
     chances, coins = [], []
+    max_draft, k = 8, 1.0 / 0.35**2
     for at in range(n + max_draft + 1):
         chance = rate(at)
-        if spread and 0.0 < chance < 1.0:
-            k = 1.0 / spread**2
+        if 0.0 < chance < 1.0:
             chance = rng.betavariate(chance * k, (1.0 - chance) * k)
         chances.append(chance)
         coins.append(rng.random())

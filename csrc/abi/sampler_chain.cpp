@@ -224,9 +224,7 @@ llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_st
 }
 
 void watch_thoughts(llama_spec_sampler & s, const llama_spec_sampler_params & p) {
-    s.thoughts.start = p.thought_start;
-    s.thoughts.ends.assign(p.thought_ends, p.thought_ends + p.n_thought_ends);
-    s.thoughts.is_open = p.thought_is_open;
+    s.thoughts = llama_spec::thoughts(p);
     s.waiting = owned(llama_grammar_init_impl(s.model->vocab(), p.grammar, root_of(p), true, p.grammar_triggers,
             (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens));
 }

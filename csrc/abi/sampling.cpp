@@ -160,9 +160,7 @@ int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
     typedef float lanes __attribute__((vector_size(32)));
     typedef int32_t flags __attribute__((vector_size(32)));
     constexpr int32_t N_LANES = 8, N_REGISTERS = 8, BLOCK = 4096;
-    const float lowest = -std::numeric_limits<float>::infinity();
-
-    float   best       = lowest;
+    float   best       = LOWEST;
     int32_t best_block = -1;
     flags   is_nan     = {};
     bool    any_nan    = false;
@@ -171,7 +169,7 @@ int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
         lanes found[N_REGISTERS];
         for (lanes & one : found) {
             for (int k = 0; k < N_LANES; ++k) {
-                one[k] = lowest;
+                one[k] = LOWEST;
             }
         }
         int32_t i = start;
@@ -188,7 +186,7 @@ int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
                 found[j] = found[j + half] > found[j] ? found[j + half] : found[j];
             }
         }
-        float block = lowest;
+        float block = LOWEST;
         for (int k = 0; k < N_LANES; ++k) {
             block = std::max(block, found[0][k]);
         }
@@ -228,7 +226,7 @@ int32_t selected(const llama_token_data_array & candidates) {
         fail(LLAMA_SPEC_ENGINE, "the sampler chain selected no token; the logits may be NaN, or the grammar allows nothing more");
     }
     const llama_token_data & chosen = candidates.data[candidates.selected];
-    if (chosen.logit == -std::numeric_limits<float>::infinity()) {
+    if (chosen.logit == LOWEST) {
         fail(LLAMA_SPEC_ENGINE, "no token may follow: `logit_bias`, the `grammar` or the logits forbid all of them; allow one");
     }
     if (std::isnan(chosen.logit) || std::isnan(chosen.p)) {
@@ -248,14 +246,14 @@ bool is_allowed(llama_spec_sampler & s, int32_t id) {
     llama_token_data       one   = { id, 1.0f, 0.0f };
     llama_token_data_array alone = { &one, 1, -1, false };
     llama_sampler_apply(s.grammar, &alone);
-    return one.logit != -std::numeric_limits<float>::infinity();
+    return one.logit != LOWEST;
 }
 
 // The first of s.row's likeliest tokens that the grammar allows; negative if the tries find none.
 int32_t likeliest_allowed(llama_spec_sampler & s, int32_t n_vocab, int32_t refused) {
     constexpr int N_TRIES = 16;     // a try takes some microseconds, a mask at least some hundred
     for (int i = 0; i < N_TRIES && refused >= 0; ++i) {
-        s.row[(size_t) refused] = -std::numeric_limits<float>::infinity();
+        s.row[(size_t) refused] = LOWEST;
         refused = argmax_or_negative(s.row.data(), n_vocab);
         if (refused >= 0 && is_allowed(s, refused)) {
             return refused;
@@ -267,7 +265,7 @@ int32_t likeliest_allowed(llama_spec_sampler & s, int32_t n_vocab, int32_t refus
 void mask(llama_spec_sampler & s, llama_token_data_array & all) {
     if (s.hidden && !s.hidden->empty()) {
         for (auto & one : s.candidates) {
-            one.logit = is_hidden(s, one.id) ? -std::numeric_limits<float>::infinity() : one.logit;
+            one.logit = is_hidden(s, one.id) ? LOWEST : one.logit;
         }
     }
     if (s.shadow) {
@@ -280,21 +278,27 @@ void mask(llama_spec_sampler & s, llama_token_data_array & all) {
     llama_sampler_apply(s.grammar, &all);
 }
 
-// Fills the candidates, and sets what the rules forbid to minus infinity.
-void fill_allowed(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
+// Sorted ids, those that answer_rules forbid or none.
+using token_ids = std::vector<int32_t>;
+
+bool holds(const token_ids & sorted, int32_t id) {
+    return std::binary_search(sorted.begin(), sorted.end(), id);
+}
+
+// Fills the candidates, and sets what is forbidden to minus infinity.
+void fill_allowed(llama_spec_sampler & s, const float * logits, int32_t n_vocab, const token_ids & forbidden) {
     fill(s.candidates, logits, n_vocab);
-    if (ends) {
-        s.rules.forbid([&](int32_t id) -> float & { return s.candidates[(size_t) id].logit; });
+    for (const int32_t id : forbidden) {
+        s.candidates[(size_t) id].logit = LOWEST;
     }
 }
 
 // Removes candidates that the rules forbid, before the chain runs. Samplers that use each candidate's surprise would
 // see an infinite one. Returns false if no candidate is left.
-bool leave_possible(llama_spec_sampler & s, bool ends) {
-    if (ends && s.rules.forbids_ends()) {
-        s.candidates.erase(std::remove_if(s.candidates.begin(), s.candidates.end(), [](const llama_token_data & one) {
-            return one.logit == -std::numeric_limits<float>::infinity();
-        }), s.candidates.end());
+bool drop_impossible(llama_spec_sampler & s, const token_ids & forbidden) {
+    if (!forbidden.empty()) {
+        const auto is_impossible = [](const llama_token_data & one) { return one.logit == LOWEST; };
+        s.candidates.erase(std::remove_if(s.candidates.begin(), s.candidates.end(), is_impossible), s.candidates.end());
     }
     return !s.candidates.empty();
 }
@@ -325,23 +329,23 @@ int32_t draw_from(llama_spec_sampler & s) {
 }
 
 // Fills s.row with the logits, after the rules and the request's changes.
-void fill_row(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
+void fill_row(llama_spec_sampler & s, const float * logits, int32_t n_vocab, const token_ids & forbidden) {
     s.row.assign(logits, logits + n_vocab);
-    if (ends) {
-        s.rules.forbid([&](int32_t id) -> float & { return s.row[(size_t) id]; });
+    for (const int32_t id : forbidden) {
+        s.row[(size_t) id] = LOWEST;
     }
     s.changes.apply([&](int32_t id) { return &s.row[(size_t) id]; });
 }
 
 // Draws among only the likeliest tokens. Returns a negative number if that is impossible: the caller then uses all
 // tokens, and reports any error in them.
-int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
+int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, const token_ids & forbidden) {
     if (s.n_top == 0) {
         return -1;
     }
-    const bool is_changed = s.changes.any() || (ends && s.rules.forbids_ends());
+    const bool is_changed = s.changes.any() || !forbidden.empty();
     if (is_changed) {
-        fill_row(s, logits, n_vocab, ends);
+        fill_row(s, logits, n_vocab, forbidden);
     }
     if (!top_logits(is_changed ? s.row.data() : logits, n_vocab, s.n_top, s.room, s.candidates)) {
         return -1;
@@ -349,14 +353,14 @@ int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, 
     return draw_among(s, true);
 }
 
-int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool has_grammar, bool ends) {
+int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool has_grammar, const token_ids & forbidden) {
     const bool is_changed = s.changes.any();
     int32_t id = is_changed ? -1 : argmax(logits, n_vocab);
-    if (id >= 0 && !(ends && s.rules.forbids(id)) && (!has_grammar || is_allowed(s, id))) {
+    if (id >= 0 && !holds(forbidden, id) && (!has_grammar || is_allowed(s, id))) {
         return id;
     }
-    fill_row(s, logits, n_vocab, ends);
-    if (is_changed || (ends && s.rules.forbids_ends())) {
+    fill_row(s, logits, n_vocab, forbidden);
+    if (is_changed || !forbidden.empty()) {
         id = argmax_or_negative(s.row.data(), n_vocab);
     }
     if (id < 0 || !has_grammar || is_allowed(s, id)) {
@@ -373,13 +377,13 @@ int32_t nothing_left(bool may_be_last) {
 }
 
 // Returns a negative number if nothing may follow except a forbidden end token.
-int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
+int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, const token_ids & forbidden) {
     // Masking the whole vocabulary with the grammar is slow, so the chain chooses first. Only if the grammar refuses
     // that choice is the vocabulary masked and the choice repeated.
     const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
-    const bool may_be_last = ends && s.rules.forbids_ends();
+    const bool may_be_last = !forbidden.empty();
     if (s.is_argmax) {
-        const int32_t id = draw_greedy(s, logits, n_vocab, has_grammar, ends);
+        const int32_t id = draw_greedy(s, logits, n_vocab, has_grammar, forbidden);
         if (id >= 0) {
             return id;
         }
@@ -387,10 +391,10 @@ int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bo
             return -1;
         }
     } else {
-        int32_t id = draw_top(s, logits, n_vocab, ends);
+        int32_t id = draw_top(s, logits, n_vocab, forbidden);
         if (id < 0) {
-            fill_allowed(s, logits, n_vocab, ends);
-            if (!leave_possible(s, ends)) {
+            fill_allowed(s, logits, n_vocab, forbidden);
+            if (!drop_impossible(s, forbidden)) {
                 return nothing_left(may_be_last);
             }
             id = draw_from(s);
@@ -399,21 +403,19 @@ int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bo
             return id;
         }
     }
-    fill_allowed(s, logits, n_vocab, ends);
+    fill_allowed(s, logits, n_vocab, forbidden);
     if (has_grammar) {
-        const auto is_possible = [](const llama_token_data & one) {
-            return one.logit != -std::numeric_limits<float>::infinity();
-        };
+        const auto is_possible = [](const llama_token_data & one) { return one.logit != LOWEST; };
         const auto any_left = [&] { return std::any_of(s.candidates.begin(), s.candidates.end(), is_possible); };
         const bool was_left = any_left();    // otherwise the grammar is not the reason that nothing is left
         llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
         mask(s, all);
-        if (was_left && !any_left() && !(ends && s.rules.forbids_ends())) {
+        if (was_left && !any_left() && forbidden.empty()) {
             fail(LLAMA_SPEC_ARGUMENT, "no token may follow: the `grammar` allows none of this model here. It asks for a character "
                     "that no token has, for one of no characters, such as [z-a], or for the end, and the model has no token for it");
         }
     }
-    return leave_possible(s, ends) ? draw_from(s) : nothing_left(may_be_last);
+    return drop_impossible(s, forbidden) ? draw_from(s) : nothing_left(may_be_last);
 }
 
 int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
@@ -424,9 +426,9 @@ int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
         }
         return forced;
     }
-    const int32_t id = choose(s, logits, n_vocab, true);
-    // A finished grammar allows only the end: then the request's rules for the end are ignored.
-    return id >= 0 ? id : choose(s, logits, n_vocab, false);
+    const int32_t id = choose(s, logits, n_vocab, s.rules.forbidden());
+    // A finished grammar allows only the end: then the request's rules give way.
+    return id >= 0 ? id : choose(s, logits, n_vocab, {});
 }
 
 const float * logits_at(const context_state & state, const llama_spec_sampler & s, int32_t row) {
@@ -448,7 +450,7 @@ int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
         // The device chooses, so that the logits need not be copied.
         const int32_t id = llama_spec_likeliest(state.ctx, row);
         const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
-        if (id >= 0 && s.rules.forced() < 0 && !s.rules.forbids(id) && (!has_grammar || is_allowed(s, id))) {
+        if (id >= 0 && s.rules.forced() < 0 && !holds(s.rules.forbidden(), id) && (!has_grammar || is_allowed(s, id))) {
             return id;
         }
     }

@@ -77,10 +77,7 @@ class FeatureRows:
     def copy(self) -> FeatureRows:
         """An independent copy of the rows."""
         out = FeatureRows(self.n_features)
-        if self.end > self.start:
-            out.append(self.start, [self.view(self.start, self.end)])
-        else:
-            out.start = out.end = self.end
+        out.append(self.start, [self.view(self.start, self.end)])
         return out
 
 
@@ -103,18 +100,24 @@ ReadLast = Callable[[int, int, bool], None]
 
 @dataclass(slots=True)
 class SequenceMemory:
-    """The memory of one sequence."""
+    """The memory of one sequence.
+
+    Always n_skipped <= first <= n_fed <= n_ready(). The head's context has positions first ..
+    n_fed - 1, `rows` has the row of the next one, x[n_fed + kind.row], and all after it. Only the
+    target can make a row again: before a cut resume_at() says from which token on it has to, which
+    is none while that row is in `rows`, or is the last kept token's and in `pinned`.
+    A cut may leave one position more than n_ready(): that of the last kept token's row beside
+    `ahead`, the first removed token. If the same token comes again it stays; else note() rolls it
+    back, and feeds it anew beside the other token.
+    """
 
     tokens: list[int]  # the tokens x[0], x[1], ...; the last one is pending
-    rows: FeatureRows  # features of the newest tokens
-    n_fed: int = 0  # positions 0 .. n_fed - 1 were fed.
+    rows: FeatureRows
+    n_fed: int = 0
     first: int = 0  # the first position that has not left the window
-    # The token after the kept ones, which truncate() removed, if its position was fed: the row for
-    # it may be gone.
     ahead: int | None = None
-    # The last two rows of each of the last prompts, by position.
-    pinned: dict[int, Rows] = field(default_factory=dict)
-    n_skipped: int = 0  # positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
+    pinned: dict[int, Rows] = field(default_factory=dict)  # by position, two of each place: pin()
+    n_skipped: int = 0  # positions 0 .. n_skipped - 1 were dropped in a pause of the draft
 
     @property
     def is_in_prompt(self) -> bool:
@@ -282,13 +285,11 @@ class RowMemory(DraftMemory):
                     s.n_fed = s.first = s.n_skipped = self.n_ready(s) - _KEEP_WAITING
                     s.rows.keep_last(s.rows.end - s.n_fed + 1)
             return
-        due = [seq for seq, s in seqs.items() if self._is_due(s)]
-        if due:
-            self.feed(due)
-
-    def _is_due(self, s: SequenceMemory) -> bool:
-        """Whether to feed rows now: more of the prompt follows, or too many wait."""
-        return self.n_waiting(s) > (0 if s.is_in_prompt else self._batch.n_max)
+        n_most = self._batch.n_max  # after a prompt: what waits is fed with the next draft
+        self.feed(
+            seq for seq, s in seqs.items()
+            if self.n_waiting(s) > (0 if s.is_in_prompt else n_most)
+        )  # fmt: skip
 
     def feed(self, seqs: Iterable[int], read: ReadLast | None = None) -> None:
         """Feeds all rows of some sequences that are ready."""
@@ -345,10 +346,9 @@ class RowMemory(DraftMemory):
         s.first = first
 
     def resume_at(self, seq: int, n_keep: int) -> int:
-        """How many of the first n_keep tokens the target may keep: those whose rows are here.
+        """How many of the first n_keep tokens the target may keep: see SequenceMemory.
 
-        Where a window has forgotten most of what a draft would see there, the target has to decode
-        as much again.
+        Fewer where most of what a draft sees there has left the window.
         """
         s = self._sequences.get(seq)
         if s is None:
@@ -361,10 +361,7 @@ class RowMemory(DraftMemory):
         return n if 2 * n_there >= n_seen else n - n_seen
 
     def _n_known(self, s: SequenceMemory, n_keep: int) -> int:
-        """How many of the first n_keep tokens have the rows that the next position needs.
-
-        Where those are gone, the target has to make them again.
-        """
+        """How many of the first n_keep tokens have the rows that the next position needs."""
         n_keep = min(n_keep, len(s.tokens))
         n_fed = min(s.n_fed, n_keep - self._n_open)
         first = max(n_fed + self._row, 0)
@@ -473,9 +470,7 @@ class BlockMemory(RowMemory):
         be read until the next decode.
         """
         self._count_asked(len(chains))
-        waiting = [c.seq for c in chains if self.n_waiting(self.of(c.seq)) > 0]
-        if waiting:
-            self.feed(waiting)
+        self.feed(c.seq for c in chains if self.n_waiting(self.of(c.seq)) > 0)
         self._slots.clear()
         texts = {chain.seq: self.of(chain.seq).tokens for chain in chains}
         self._first_row = {

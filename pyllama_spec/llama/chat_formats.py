@@ -163,21 +163,12 @@ FORMATS: dict[str, NamedFormat] = {
     ),
     "chatml-function-calling": NamedFormat(_CHATML_TOOLS, ("<|im_end|>",)),
 }  # fmt: skip
-# Formats of llama-cpp-python that are missing here, with their replacements.
-_REFUSED = {
-    **dict.fromkeys(
-        ("functionary", "functionary-v1", "functionary-v2"),
-        "leave chat_format out: calls are read by the template of the model's file",
-    ),
-    **dict.fromkeys(
-        (
-            "baichuan", "baichuan-2", "chatglm3", "intel", "mistrallite", "oasst_llama",
-            "open-orca", "openbuddy", "phind", "pygmalion", "redpajama-incite", "saiga", "snoozy",
-        ),
-        "leave chat_format out for the template of the model's file, or give its turns as "
-        "chat_template",
-    ),
-}  # fmt: skip
+# Formats of llama-cpp-python that are missing here.
+_REFUSED = (
+    "baichuan", "baichuan-2", "chatglm3", "functionary", "functionary-v1", "functionary-v2",
+    "intel", "mistrallite", "oasst_llama", "open-orca", "openbuddy", "phind", "pygmalion",
+    "redpajama-incite", "saiga", "snoozy",
+)  # fmt: skip
 # Handlers that programs have registered, by name.
 HANDLERS: dict[str, ChatHandler] = {}
 
@@ -186,8 +177,10 @@ def named_format(name: str) -> NamedFormat | None:
     """The chat format of a name."""
     if name in _REFUSED:
         raise UnsupportedError(
-            "is not supported", param="chat_format", value=name, remedy=_REFUSED[name]
-        )
+            "is not supported", param="chat_format", value=name,
+            remedy="leave chat_format out for the template of the model's file, which reads calls "
+            "too, or give its turns as chat_template",
+        )  # fmt: skip
     return FORMATS.get(name)
 
 

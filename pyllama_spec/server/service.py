@@ -88,7 +88,9 @@ _APART = frozenset((
 class RequestInfo:
     """An HTTP request beside its body: its id, its key's owner, and when it arrived.
 
-    `note` has the figures of its line in the log: counts, never text.
+    `note` has the fields of its line in the log. What every request has, exchange.py puts there,
+    and Answer the counts of a generated text; a handler that counts tokens itself adds
+    `prompt_tokens`, and else nothing. Names and numbers, never text of a request.
     """
 
     def __init__(self, client_id: str = "") -> None:

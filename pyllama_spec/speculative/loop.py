@@ -11,7 +11,6 @@ from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.controller.base import Controller
-from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
@@ -25,6 +24,9 @@ class SpeculativeLoop:
         drafter: the drafter to ask.
         n_draft: the maximum number of tokens to draft per round; None for the drafter's max_draft.
         controller: decides how many of them are drafted and verified; None for all, in every round.
+
+    Attributes:
+        round, target, drafter, max_draft: the round, and what it has.
 
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, or the
@@ -48,23 +50,9 @@ class SpeculativeLoop:
         return loop
 
     def _use(self, round_: Round) -> None:
-        self.round = round_
+        self.round, self.target, self.drafter = round_, round_.target, round_.drafter
+        self.max_draft = round_.max_draft
         self._run = SequenceRun(SequenceState(), ())
-
-    @property
-    def target(self) -> Context:
-        """The target's context."""
-        return self.round.target
-
-    @property
-    def drafter(self) -> IsolatedDrafter:
-        """The round's drafter, isolated."""
-        return self.round.drafter
-
-    @property
-    def max_draft(self) -> int:
-        """The maximum number of tokens that a round drafts."""
-        return self.round.max_draft
 
     @property
     def stats(self) -> SpeculationStats:

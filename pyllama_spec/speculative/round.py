@@ -44,7 +44,7 @@ from pyllama_spec.speculative.controller.base import Controller, Span
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefixes import HeldSequences
 from pyllama_spec.speculative.rollback import rollback_of
-from pyllama_spec.speculative.scheduler import Scheduler
+from pyllama_spec.speculative.scheduler import Scheduler, limits_of
 from pyllama_spec.speculative.sequence import SequenceRun, Step
 from pyllama_spec.speculative.stats import who_drafted
 
@@ -95,11 +95,9 @@ class Round:
         self.drafter = IsolatedDrafter(drafter, target)
         self.rollback = rollback_of(target)
         self.sequences = HeldSequences(target, self.rollback, self.drafter, store_bytes)
-        self.scheduler = Scheduler.of(
-            target, self.rollback, drafter, controller, n_draft, max_rows, max_stepwise
-        )
-        self.max_draft = self.scheduler.limits.max_draft
-        self.max_draft_reason = self.scheduler.limits.max_draft_reason
+        limits = limits_of(target, self.rollback, drafter, n_draft, max_rows, max_stepwise)
+        self.scheduler = Scheduler(limits, controller)
+        self.max_draft, self.max_draft_reason = limits.max_draft, limits.max_draft_reason
         self._memory, self._batch = target.memory, Batch(target.n_batch)
         self._media_batch: Batch | None = None  # made for the first image
         self._rows = LayerRows(target, self.drafter.target_layers, 0, 0)

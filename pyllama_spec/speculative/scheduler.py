@@ -108,6 +108,7 @@ def limits_of(
     )  # fmt: skip
     known = [(n, why) for n, why in bounds if n is not None]
     max_draft, reason = min(known, key=itemgetter(0))  # the first of equal ones
+    mixes_prompts = is_parallel and params.kv_unified and rollback.is_cut
     return Limits(
         max_draft,
         reason,
@@ -118,7 +119,8 @@ def limits_of(
         max_rows=max_rows,
         max_chunk=min(target.n_batch, target.n_ubatch),
         max_stepwise=max_stepwise,
-        mixes_prompts=is_parallel and params.kv_unified and rollback.is_cut,
+        mixes_prompts=mixes_prompts,
+        is_paced=target.exact_rows > 1 and is_parallel and not mixes_prompts,
         has_streams=is_parallel and not params.kv_unified and rollback.can_pad,
         needs_equal_rows=rollback.needs_equal_rows,
         keeps_whole=rollback.keeps_whole,
@@ -130,33 +132,12 @@ def limits_of(
 class Scheduler:
     """The policy. Its answers depend on the runs, in the order in which they are given."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        controller: Controller | None = None,
-        pace: PromptPace | None = None,
-    ) -> None:
-        self.limits, self.pace = limits, pace
+    def __init__(self, limits: Limits, controller: Controller | None = None) -> None:
+        self.limits = limits
+        self.pace = PromptPace(limits.max_chunk) if limits.is_paced else None
         self.controller = FixedLength() if controller is None else controller
         self.controller_name = self.controller.name
-
-    @classmethod
-    def of(
-        cls,
-        target: Context,
-        rollback: Rollback,
-        drafter: Drafter,
-        controller: Controller | None,
-        n_draft: int | None,
-        max_rows: int | None,
-        max_stepwise: int,
-    ) -> Scheduler:
-        """The scheduler of a context, whose controller knows its limits; see Round."""
-        limits = limits_of(target, rollback, drafter, n_draft, max_rows, max_stepwise)
-        is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
-        out = cls(limits, controller, PromptPace(limits.max_chunk) if is_paced else None)
-        out.controller.attach(limits)
-        return out
+        self.controller.attach(limits)
 
     def plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
         """The spans of a round before drafting."""

@@ -35,8 +35,8 @@ class OnlyProposeOne(Drafter):
 class Moody(Drafter):
     """Fails for one sequence, wherever it is asked or told something of it."""
 
-    def __init__(self, bad: int = 1, where: str = "propose") -> None:
-        self.bad, self.where = bad, where
+    def __init__(self, where: str = "propose") -> None:
+        self.bad, self.where = 1, where
         self.heard: list[tuple[str, int]] = []
 
     def _hear(self, what: str, seq: int) -> None:

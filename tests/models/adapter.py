@@ -15,14 +15,7 @@ from .keys import writing
 RANK = 2
 
 
-def write_adapter(
-    target: Path,
-    path: Path,
-    *,
-    seed: int = 0,
-    arch: str = "llama",
-    dtype: type[np.generic] = np.float32,
-) -> Path:
+def write_adapter(target: Path, path: Path, *, seed: int = 0, arch: str = "llama") -> Path:
     """Writes an adapter of `arch` for the queries of each layer of `target`; returns the path.
 
     MTP heads get none: the engine rejects tensors that a model opened without its head lacks.
@@ -31,7 +24,7 @@ def write_adapter(
     with writing(path, arch) as writer:
         _add_keys(writer)
         for name, shape in _shapes(target, RANK):
-            writer.add_tensor(name, rng.standard_normal(shape).astype(dtype))
+            writer.add_tensor(name, rng.standard_normal(shape).astype(np.float32))
     return path
 
 

@@ -287,13 +287,10 @@ def write_eagle3(path: Path, cfg: Eagle3Config, tensors: Mapping[str, NDArray[An
     return _Head("eagle3", cfg).write_with(path, tensors)
 
 
-def build_eagle3(path: Path, *, target: Path | None = None, **options: Any) -> Path:
-    """Write a random head; `options` are the fields of `Eagle3Config`. Returns `path`.
-
-    With a GGUF as `target` the head has its tokenizer; the sizes must still be given.
-    """
+def build_eagle3(path: Path, **options: Any) -> Path:
+    """Write a random head; `options` are the fields of `Eagle3Config`. Returns `path`."""
     cfg = Eagle3Config(**options)
-    return _Head("eagle3", cfg).write_with(path, eagle3_tensors(cfg), target)
+    return _Head("eagle3", cfg).write_with(path, eagle3_tensors(cfg))
 
 
 def copy_tokenizer(writer: GGUFWriter, source: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
 from pyllama_spec.speculative.controller import Span
-from pyllama_spec.speculative.scheduler import _MAX_PASSED, MAX_PAUSE_S, PromptPace
+from pyllama_spec.speculative.scheduler import _MAX_PASSED, MAX_PAUSE_S
 
 N_LONG, MAX_CHUNK = 3000, 512
 
@@ -34,20 +34,18 @@ def read(runs: list[SequenceRun], spans: list[Span]) -> None:
         by_seq[span.seq].state.n_decoded += span.n_prompt
 
 
-def rounds_of_the_long_one(
-    scheduler: Scheduler, n_short: int, n_texts: int, shorts: Any, n_longs: int = 1
-) -> int:
+def rounds_of_the_long_one(scheduler: Scheduler, n_short: int, n_texts: int, shorts: Any) -> int:
     """How many rounds pass until a long prompt is read, while short ones come without end."""
-    longs = [prompt(i, N_LONG) for i in range(n_longs)]
+    long = prompt(0, N_LONG)
     texts = [text(100 + i) for i in range(n_texts)]
     short = [prompt(10 + i, shorts()) for i in range(n_short)]
     for n in range(1, 100_000):
-        runs = [*texts, *short, *longs]
+        runs = [*texts, *short, long]
         read(runs, scheduler.plan(runs))
         for i, run in enumerate(short):
             if not run.n_missing:  # answered with one token: the next one comes
                 short[i] = prompt(run.seq_id, shorts())
-        if not all(run.n_missing for run in longs):
+        if not long.n_missing:
             return n
     raise AssertionError("it is never read")
 
@@ -60,22 +58,24 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(
 ) -> None:
     """With seven clients of short prompts, a long one is read within a bounded number of rounds."""
     rng = random.Random(n_short)
-    pace = PromptPace(MAX_CHUNK) if kind == "paced" else None
-    limits = Limits(n_ctx=4096, max_chunk=MAX_CHUNK, mixes_prompts=kind == "unified")
+    limits = Limits(
+        n_ctx=4096, max_chunk=MAX_CHUNK, mixes_prompts=kind == "unified", is_paced=kind == "paced"
+    )
+    pace = Scheduler(limits).pace
     n_part = MAX_CHUNK if pace is None or not n_texts else pace.n_part
     if kind == "unified":
         n_part = MAX_CHUNK - n_texts
     for shorts in (lambda: 300, lambda: 1, lambda: MAX_CHUNK, lambda: rng.randrange(1, 900)):
-        n = rounds_of_the_long_one(Scheduler(limits, pace=pace), n_short, n_texts, shorts)
+        n = rounds_of_the_long_one(Scheduler(limits), n_short, n_texts, shorts)
         most = math.ceil(N_LONG / n_part) * (_MAX_PASSED + 1 + n_short)
         assert n <= most, (kind, n_short, n_texts, n, most)
 
 
 def test_who_generates_pauses_no_longer_than_one_part() -> None:
     """All prompts of a round share one part, however many there are."""
-    pace = PromptPace(MAX_CHUNK)
-    limits = Limits(n_ctx=4096, max_chunk=MAX_CHUNK)
-    scheduler = Scheduler(limits, pace=pace)
+    scheduler = Scheduler(Limits(n_ctx=4096, max_chunk=MAX_CHUNK, is_paced=True))
+    pace = scheduler.pace
+    assert pace is not None
     for token_s in (1e-6, 1e-4, 1e-3, 2e-3, 8e-3, 1.0):
         for _ in range(20):
             pace.learn(64, 64 * token_s)

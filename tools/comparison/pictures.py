@@ -7,34 +7,15 @@ asks its server about the cases of tests/faces/test_stock_pictures.py with the s
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from tests.faces.test_stock_pictures import CASES, RECORD, request
 from tests.media_tools import projector, seeing
-from tools.comparison import environments
-from tools.comparison.server import version
+from tools.comparison.server import responses
 
 # Nearer to each other than this, two tokens may change places by rounding alone.
 _NEAR = 0.1
-_CHILD = """
-import json, sys
-import xllamacpp
-
-jobs = json.load(open(sys.argv[1]))
-with open(sys.argv[2], "w") as out:
-    for job in jobs:
-        params = xllamacpp.CommonParams()
-        params.model.path, params.mmproj.path = job["model"], job["mmproj"]
-        params.n_ctx, params.n_parallel, params.warmup, params.port = 1024, 1, False, 0
-        params.cpuparams.n_threads = 1
-        answer = xllamacpp.Server(params).handle_chat_completions(job["request"])
-        out.write(json.dumps(answer) + "\\n")
-        out.flush()
-"""
 
 
 def tokens_of(answer: dict[str, Any]) -> list[int]:
@@ -53,21 +34,13 @@ def main() -> int:
     jobs = [
         {
             "model": str(seeing(case.family).path), "mmproj": str(projector(case.family).path),
-            "request": {**request(case), "logprobs": True, "top_logprobs": 2},
+            "n_ctx": 1024, "request": {**request(case), "logprobs": True, "top_logprobs": 2},
         }
         for case in CASES
     ]  # fmt: skip
-    python = environments.environment("server", f"xllamacpp=={version()}")
-    with tempfile.TemporaryDirectory() as folder:
-        jobs_file, out = Path(folder) / "jobs.json", Path(folder) / "out.jsonl"
-        jobs_file.write_text(json.dumps(jobs))
-        command = [str(python), "-c", _CHILD, str(jobs_file), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = out.read_text().splitlines() if out.is_file() else []
-    if done.returncode or len(lines) != len(jobs):
-        raise SystemExit(f"{len(lines)} of {len(jobs)} answers:\n{done.stderr[-3000:]}")
-    RECORD.write_text(json.dumps([tokens_of(json.loads(line)) for line in lines]) + "\n")
-    print(f"{len(lines)} answers in {RECORD}")
+    found = [tokens_of(response) for response in responses(jobs)]
+    RECORD.write_text(json.dumps(found) + "\n")
+    print(f"{len(found)} answers in {RECORD}")
     return 0
 
 

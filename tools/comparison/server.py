@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ import xllamacpp
 
 def answer(job):
     params = xllamacpp.CommonParams()
-    params.model.path, params.chat_template, params.use_jinja = job["model"], job["template"], True
+    params.model.path = job["model"]
+    if "template" in job:
+        params.chat_template, params.use_jinja = job["template"], True
+    if "mmproj" in job:
+        params.mmproj.path = job["mmproj"]
     params.n_ctx, params.n_parallel, params.warmup, params.port = job["n_ctx"], 1, False, 0
     params.cpuparams.n_threads = 1
     return xllamacpp.Server(params).handle_chat_completions(job["request"])
@@ -48,6 +53,20 @@ def version() -> str:
     return next(line.partition("=")[2].strip() for line in lines if line.startswith("version"))
 
 
+def responses(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the engine's own server says to requests, each to a model of its own."""
+    python = environments.environment("server", f"xllamacpp=={version()}")
+    with tempfile.TemporaryDirectory() as folder:
+        jobs_file, out = Path(folder) / "jobs.json", Path(folder) / "out.jsonl"
+        jobs_file.write_text(json.dumps(jobs))
+        command = [str(python), "-c", _CHILD, str(jobs_file), str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = out.read_text().splitlines() if out.is_file() else []
+    if done.returncode or len(lines) != len(jobs):
+        raise SystemExit(f"{len(lines)} of {len(jobs)} answers:\n{done.stderr[-3000:]}")
+    return [json.loads(line) for line in lines]
+
+
 def answers() -> dict[str, dict[str, Any]]:
     """The results by the case's key; "refused" has the error of an answer it cannot parse."""
     jobs, lengths = [], []
@@ -60,18 +79,8 @@ def answers() -> dict[str, dict[str, Any]]:
             }
         )  # fmt: skip
         lengths.append(n_prompt)
-    python = environments.environment("server", f"xllamacpp=={version()}")
-    with tempfile.TemporaryDirectory() as folder:
-        jobs_file, out = Path(folder) / "jobs.json", Path(folder) / "out.jsonl"
-        jobs_file.write_text(json.dumps(jobs))
-        command = [str(python), "-c", _CHILD, str(jobs_file), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = out.read_text().splitlines() if out.is_file() else []
-    if done.returncode or len(lines) != len(jobs):
-        raise SystemExit(f"{len(lines)} of {len(jobs)} answers:\n{done.stderr[-3000:]}")
     read_answers = {}
-    for case, n_prompt, line in zip(cases(), lengths, lines, strict=True):
-        response = json.loads(line)
+    for case, n_prompt, response in zip(cases(), lengths, responses(jobs), strict=True):
         if "error" in response:
             read_answers[case.key] = {"refused": response["error"]}
             continue

@@ -40,6 +40,7 @@ class Limits:
     # decode alone; it pays if all sequences share one cache, which the engine reads once for all of
     # them.
     mixes_prompts: bool = False
+    is_paced: bool = False  # whether parts of prompts are as large as PromptPace says
     has_streams: bool = False  # whether each sequence has its own stream in the memory
     # needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
     needs_equal_rows: bool = False
