@@ -22,7 +22,7 @@ BUDGETS = {
     # The files beside the rooms: the table of options has the help and the names of all faces.
     "pyllama_spec": 1_430,
     "pyllama_spec/bench": 1_200,
-    "pyllama_spec/chat": 2_090,  # 110 for pictures (issue 63)
+    "pyllama_spec/chat": 2_100,  # 110 for pictures (issue 63)
     "pyllama_spec/cli": 2_130,
     "pyllama_spec/convert": 2_500,
     "pyllama_spec/drafters": 5_120,  # 30 for pictures
@@ -35,14 +35,14 @@ BUDGETS = {
     "pyllama_spec/server": 5_530,
     "pyllama_spec/speculative": 4_230,  # 90 for pictures
     "pyllama_spec/train": 5_800,
-    "tests": 50_060,  # 1,000 for pictures (issue 63)
+    "tests": 50_070,  # 1,000 for pictures (issue 63)
     "benchmarks": 1_230,
     "tools": 2_970,  # 75 for the judge of pictures (issue 63)
     # 2,220 for repacked weights (issue 58), 290 for schemas of tools (60), 420 for pictures (63)
     "csrc": 16_620,
 }
 # In words, bars of tables among them: what is written by hand in docs/.
-DOCS_BUDGET = 32_800
+DOCS_BUDGET = 32_900  # 100 for pictures and a loop with tools
 WRITTEN_BY_PROGRAMS = ("docs/command-line.md",)
 # One round, whoever shares it: the functions that step() goes through.
 LOOP = (

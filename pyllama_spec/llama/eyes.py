@@ -22,7 +22,7 @@ class Eyes:
 
     def __init__(self, projector: Projector) -> None:
         self.projector = projector
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._kept: OrderedDict[bytes, tuple[Part, ...]] = OrderedDict()
 
     def prompt(self, rendered: RenderedChat, pictures: Mapping[str, Picture]) -> Prompt:
@@ -41,11 +41,14 @@ class Eyes:
         import hashlib  # not for a model without pictures
 
         key = hashlib.sha256(picture[0]).digest()
-        with self._lock:
-            found = self._kept.pop(key, None)
-        parts = self.projector.image(decode_picture(*picture)) if found is None else found
+        parts = self._kept.get(key)
+        if parts is None:
+            # One at a time: decoding takes up to 700 MB, and the next client may have the same.
+            with self._reading:
+                parts = self._kept.get(key) or self.projector.image(decode_picture(*picture))
         with self._lock:
             self._kept[key] = parts
+            self._kept.move_to_end(key)
             while len(self._kept) > 1 and sum(map(_n_bytes, self._kept.values())) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         return parts
