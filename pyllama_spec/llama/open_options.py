@@ -186,7 +186,9 @@ class OpenOptions:
         512, part="context", is_0_none=True, cli="-c --n-ctx", cli_default=4096, group="draft",
         help="context length", server="-c --ctx-size", variable="ARG_CTX_SIZE",
     )
-    n_batch: int = option(512, part="context", server="-b --batch-size", variable="ARG_BATCH")
+    n_batch: int = option(
+        512, low=1, part="context", server="-b --batch-size", variable="ARG_BATCH"
+    )
     n_ubatch: int = option(512, part="context", server="-ub --ubatch-size", variable="ARG_UBATCH")
     n_threads: int | None = option(
         None, part="context", is_0_none=True, cli="-t --threads", metavar="N", group="threads",
@@ -395,7 +397,7 @@ class OpenOptions:
                 value=self.tokenizer,
                 remedy="leave it out",
             )
-        if integer(self.n_parallel, "n_parallel") > self.n_batch:
+        if self.n_parallel > self.n_batch:
             raise ArgumentError(
                 "n_parallel", self.n_parallel, f"at most `n_batch={self.n_batch}`: a round takes a "
                 "token of each request",
