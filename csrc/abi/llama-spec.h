@@ -262,24 +262,15 @@ int llama_spec_copy_layer_inputs(llama_spec_context * ctx, const int32_t * layer
 
 /* ---- media ---------------------------------------------------------------------------------------- */
 
-/* The second file of a model that sees or hears: it computes rows of images and sounds, which the model reads in the
- * place of tokens. One thread at a time. */
+/* The second file of a model that sees: it computes rows of images, which the model reads in the place of tokens. One
+ * thread at a time. */
 typedef struct llama_spec_projector llama_spec_projector;
-/* An image or a sound as a model reads it: runs of tokens and of rows, in turn. */
+/* An image as a model reads it: runs of tokens and of rows, in turn. */
 typedef struct llama_spec_media     llama_spec_media;
 
 struct llama_spec_projector_params {
     bool    use_gpu;
     int32_t n_threads;
-    int32_t image_min_tokens, image_max_tokens;     /* <= 0: from the file */
-    llama_spec_progress progress;                   /* of the load */
-    void * progress_user;
-};
-
-struct llama_spec_projector_info {
-    bool    sees, hears;
-    int32_t sample_rate;            /* of sounds, in Hz; 0 if it does not hear */
-    bool    has_grid;               /* the model rotates rows by their row and column in the image */
 };
 
 struct llama_spec_media_part {
@@ -289,20 +280,15 @@ struct llama_spec_media_part {
     bool    is_whole;               /* to be decoded with llama_spec_batch.is_whole */
 };
 
-/* Says whether this build reads them (PYLLAMA_SPEC_MEDIA). */
-bool llama_spec_has_media(void);
 /* It keeps the model alive. The caller has checked the keys of the file. */
 int  llama_spec_projector_load(llama_spec_model * model, const char * path, const struct llama_spec_projector_params * params,
                                llama_spec_projector ** out);
 void llama_spec_projector_free(llama_spec_projector * projector);
-int  llama_spec_projector_get_info(llama_spec_projector * projector, struct llama_spec_projector_info * out);
 /* Ends another thread's running call; until cleared, later ones end at once. */
 void llama_spec_projector_cancel(llama_spec_projector * projector, bool value);
-/* Scales and cuts an image, rgb: [height, width, 3], or transforms a sound, samples: [n] of sample_rate. Computes no rows
- * yet. It keeps the projector alive. */
+/* Scales and cuts an image, rgb: [height, width, 3]. Computes no rows yet. It keeps the projector alive. */
 int  llama_spec_media_image(llama_spec_projector * projector, const uint8_t * rgb, int32_t width, int32_t height,
                             llama_spec_media ** out);
-int  llama_spec_media_sound(llama_spec_projector * projector, const float * samples, int32_t n, llama_spec_media ** out);
 void llama_spec_media_free(llama_spec_media * media);
 int32_t llama_spec_media_n_parts(llama_spec_media * media);
 int  llama_spec_media_get_part(llama_spec_media * media, int32_t i, struct llama_spec_media_part * out);

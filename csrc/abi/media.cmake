@@ -1,5 +1,5 @@
-# The engine's library for images and sounds, without its helper: files are opened in Python, and batches are ours.
-option(PYLLAMA_SPEC_MEDIA "Read images and sounds, by the projector beside a model" ON)
+# The engine's library for images and sounds, of which ours are images, without its helper: files are opened in Python, and batches are ours.
+option(PYLLAMA_SPEC_MEDIA "Read images, by the projector beside a model" ON)
 if (PYLLAMA_SPEC_MEDIA)
     set(MTMD_DIR "${ENGINE_DIR}/tools/mtmd")
     file(GLOB MEDIA_SOURCES CONFIGURE_DEPENDS "${MTMD_DIR}/*.cpp" "${MTMD_DIR}/models/*.cpp")

@@ -1,4 +1,4 @@
-// Images and sounds: the engine's projectors. It neither opens nor decodes files of either kind.
+// Images: the engine's projectors. It neither opens nor decodes files of images.
 #include "abi/handles.h"
 
 #ifdef PYLLAMA_SPEC_MEDIA
@@ -84,10 +84,6 @@ mtmd_context_params engine_params(const llama_spec_projector_params & in) {
     out.print_timings    = false;
     out.n_threads        = in.n_threads;
     out.warmup           = false;
-    out.image_min_tokens = in.image_min_tokens;
-    out.image_max_tokens = in.image_max_tokens;
-    out.progress_callback           = in.progress;
-    out.progress_callback_user_data = in.progress_user;
     return out;
 }
 
@@ -123,10 +119,6 @@ void prepare(llama_spec_projector * projector, mtmd::bitmap_ptr bitmap, llama_sp
 
 } // namespace
 
-bool llama_spec_has_media(void) {
-    return true;
-}
-
 int llama_spec_projector_load(llama_spec_model * model, const char * path, const llama_spec_projector_params * params,
                               llama_spec_projector ** out) {
     return guarded([&] {
@@ -143,6 +135,9 @@ int llama_spec_projector_load(llama_spec_model * model, const char * path, const
         if (state->ctx == nullptr) {
             fail(LLAMA_SPEC_LOAD, "the engine could not load the projector");
         }
+        if (!mtmd_support_vision(state->ctx)) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "it makes no rows of images");
+        }
         *out = new llama_spec_projector{ std::move(state) };
     });
 }
@@ -155,16 +150,6 @@ void llama_spec_projector_free(llama_spec_projector * projector) {
     });
 }
 
-int llama_spec_projector_get_info(llama_spec_projector * projector, llama_spec_projector_info * out) {
-    return guarded([&] {
-        const mtmd_context * ctx = projector->state->ctx;
-        out->sees        = mtmd_support_vision(ctx);
-        out->hears       = mtmd_support_audio(ctx);
-        out->sample_rate = std::max(0, mtmd_get_audio_sample_rate(ctx));
-        out->has_grid    = mtmd_decode_use_mrope(ctx);
-    });
-}
-
 void llama_spec_projector_cancel(llama_spec_projector * projector, bool value) {
     projector->state->cancelled.store(value, std::memory_order_relaxed);
 }
@@ -174,13 +159,6 @@ int llama_spec_media_image(llama_spec_projector * projector, const uint8_t * rgb
     return guarded([&] {
         require(width > 0 && height > 0, "an image has at least one pixel");
         prepare(projector, mtmd::bitmap_ptr(mtmd_bitmap_init((uint32_t) width, (uint32_t) height, rgb)), out);
-    });
-}
-
-int llama_spec_media_sound(llama_spec_projector * projector, const float * samples, int32_t n, llama_spec_media ** out) {
-    return guarded([&] {
-        require(n > 0, "a sound has at least one sample");
-        prepare(projector, mtmd::bitmap_ptr(mtmd_bitmap_init_from_audio((size_t) n, samples)), out);
     });
 }
 
@@ -245,14 +223,10 @@ using namespace llama_spec;
 namespace {
 
 int without_media() {
-    return guarded([] { fail(LLAMA_SPEC_UNSUPPORTED, "this build reads no images and sounds: build it with PYLLAMA_SPEC_MEDIA=ON"); });
+    return guarded([] { fail(LLAMA_SPEC_UNSUPPORTED, "this build reads no images: build it with PYLLAMA_SPEC_MEDIA=ON"); });
 }
 
 } // namespace
-
-bool llama_spec_has_media(void) {
-    return false;
-}
 
 int llama_spec_projector_load(llama_spec_model *, const char *, const llama_spec_projector_params *, llama_spec_projector **) {
     return without_media();
@@ -260,17 +234,9 @@ int llama_spec_projector_load(llama_spec_model *, const char *, const llama_spec
 
 void llama_spec_projector_free(llama_spec_projector *) {}
 
-int llama_spec_projector_get_info(llama_spec_projector *, llama_spec_projector_info *) {
-    return without_media();
-}
-
 void llama_spec_projector_cancel(llama_spec_projector *, bool) {}
 
 int llama_spec_media_image(llama_spec_projector *, const uint8_t *, int32_t, int32_t, llama_spec_media **) {
-    return without_media();
-}
-
-int llama_spec_media_sound(llama_spec_projector *, const float *, int32_t, llama_spec_media **) {
     return without_media();
 }
 

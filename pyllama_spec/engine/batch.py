@@ -140,7 +140,7 @@ class Batch:
         output_last: bool = False,
         is_whole: bool = False,
     ) -> None:
-        """Makes a batch of rows of an image or a sound alone, for a batch with n_row.
+        """Makes a batch of rows of an image alone, for a batch with n_row.
 
         Args:
             rows: [n, n_row] float32.

@@ -1,4 +1,4 @@
-"""Images and sounds for a model that sees or hears, by the projector in its second file.
+"""Images for a model that sees, by the projector in its second file.
 
 A projector makes rows of a picture, which the model reads in the place of tokens. In a prompt each
 row has an id below 0, made of all rows: whatever compares tokens finds a prefix with the same
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +21,12 @@ from pyllama_spec.engine.binding import Handle, Owner, check, ffi, lib
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Rows
 from pyllama_spec.engine.media_ids import media_ids
-from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.reader import GgufFile, GgufKey, read_gguf
 
 # An image that is larger has to be scaled down before: the engine keeps several copies of it.
 MAX_PIXELS = 1 << 26
-MAX_SAMPLES = 1 << 28
 # The engine divides by them, or loops for ever where they are 0.
 _DIVISORS = (
     "patch_size", "image_size", "embedding_length", "attention.head_count", "spatial_merge_size",
@@ -101,17 +100,8 @@ def joined(parts: Sequence[Part]) -> tuple[tuple[int, ...], tuple[PlacedRows, ..
     return tuple(ids), tuple(placed)
 
 
-class ProjectorInfo(NamedTuple):
-    """What a projector makes rows of: images, sounds of so many samples a second, or both."""
-
-    sees: bool
-    hears: bool
-    sample_rate: int
-    has_grid: bool
-
-
 class Projector(Owner):
-    """The second file of a model that sees or hears, often called mmproj.
+    """The second file of a model that sees, often called mmproj.
 
     It keeps the model's weights alive, so that they can be closed in any order. One thread at a
     time computes; others wait.
@@ -120,13 +110,10 @@ class Projector(Owner):
         model: the model that the projector was made for.
         path: a GGUF of the architecture "clip".
         n_threads: the threads that compute; None for those of the machine's cores.
-        image_min_tokens, image_max_tokens: bounds for the rows of an image of any size; None for
-            the file's own.
-        progress: called with 0.0 .. 1.0 during the load.
 
     Raises:
         ModelLoadError: the file is missing, broken, or made for another model.
-        UnsupportedError: this build or this version does not read such media.
+        UnsupportedError: it is of a kind that is not read here, or makes no rows of images.
     """
 
     def __init__(
@@ -135,9 +122,6 @@ class Projector(Owner):
         path: str | os.PathLike[str],
         *,
         n_threads: int | None = None,
-        image_min_tokens: int | None = None,
-        image_max_tokens: int | None = None,
-        progress: Progress | None = None,
     ) -> None:
         self.model, self.path = model, Path(path)
         self._lock = threading.Lock()
@@ -145,10 +129,6 @@ class Projector(Owner):
         params = ffi.new("struct llama_spec_projector_params *")
         params.use_gpu = model.is_on_gpu
         params.n_threads = count(n_threads or os.cpu_count() or 1, "n_threads", 1, 512)
-        params.image_min_tokens = count(image_min_tokens or 0, "image_min_tokens", 0, _MAX_VALUE)
-        params.image_max_tokens = count(image_max_tokens or 0, "image_max_tokens", 0, _MAX_VALUE)
-        user = ffi.new_handle([progress])
-        params.progress, params.progress_user = lib.pyllama_spec_on_progress, user
         out = ffi.new("llama_spec_projector **")
         code = lib.llama_spec_projector_load(model.handle, os.fsencode(self.path), params, out)
         try:
@@ -159,26 +139,19 @@ class Projector(Owner):
         self._handle = Handle(
             out[0], lib.llama_spec_projector_free, f"the projector {self.path} is closed"
         )
-        raw = ffi.new("struct llama_spec_projector_info *")
-        check(lib.llama_spec_projector_get_info(self.handle, raw), "cannot read the projector")
-        self.info = ProjectorInfo(raw.sees, raw.hears, raw.sample_rate, raw.has_grid)
 
     def cancel(self, value: bool = True) -> None:
         """Cancels what another thread computes; False lets later calls run again."""
         lib.llama_spec_projector_cancel(self.handle, value)
 
-    def image(
-        self, pixels: npt.NDArray[np.uint8], progress: Progress | None = None
-    ) -> tuple[Part, ...]:
+    def image(self, pixels: npt.NDArray[np.uint8]) -> tuple[Part, ...]:
         """An image as parts of a prompt: the tokens around it, and its rows.
 
         Args:
             pixels: [height, width, 3] uint8, red, green, blue.
-            progress: called with the part that is done, 0.0 .. 1.0, after each tile.
 
         Raises:
             ArgumentError: the array has another shape or too many pixels.
-            UnsupportedError: the model does not see.
             CancelledError: cancel() was called.
         """
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
@@ -189,63 +162,27 @@ class Projector(Owner):
         height, width = pixels.shape[:2]
         if height * width > MAX_PIXELS:
             raise ArgumentError("pixels", f"{width}x{height}", f"at most {MAX_PIXELS} pixels")
-        if not self.info.sees:
-            raise UnsupportedError(f"{self.path.name} makes no rows of images")
         data = np.ascontiguousarray(pixels)
         raw = ffi.from_buffer("uint8_t[]", data)
-        return self._parts(
-            lambda out: lib.llama_spec_media_image(self.handle, raw, width, height, out), progress
-        )
-
-    def sound(self, samples: Rows, progress: Progress | None = None) -> tuple[Part, ...]:
-        """A sound as parts of a prompt, as image().
-
-        Args:
-            samples: [n] float32, -1 .. 1, one channel of info.sample_rate.
-            progress: see image().
-
-        Raises: see image().
-        """
-        if samples.dtype != np.float32 or samples.ndim != 1 or not samples.size:
-            raise ArgumentError(
-                "samples", problem=f"are {samples.dtype} of shape {samples.shape}",
-                expected="float32 of shape (n,)",
-            )  # fmt: skip
-        if samples.size > MAX_SAMPLES:
-            raise ArgumentError("samples", len(samples), f"at most {MAX_SAMPLES} samples")
-        if not self.info.hears:
-            raise UnsupportedError(f"{self.path.name} makes no rows of sounds")
-        data = np.ascontiguousarray(samples)
-        raw = ffi.from_buffer("float[]", data)
-        return self._parts(
-            lambda out: lib.llama_spec_media_sound(self.handle, raw, len(data), out), progress
-        )
-
-    def _parts(self, prepare: Callable[[Any], int], progress: Progress | None) -> tuple[Part, ...]:
         out = ffi.new("llama_spec_media **")
         with self._lock:
-            code = prepare(out)
+            code = lib.llama_spec_media_image(self.handle, raw, width, height, out)
             media = ffi.gc(out[0], lib.llama_spec_media_free)
-            check(code, "cannot read the medium")
+            check(code, "cannot read the image")
             n = lib.llama_spec_media_n_parts(media)
-            parts: list[Part] = []
-            for i in range(n):
-                parts.append(self._part(media, i))
-                if progress is not None:
-                    progress((i + 1) / n)
-        return tuple(parts)
+            return tuple(self._part(media, i) for i in range(n))
 
     def _part(self, media: Any, i: int) -> Part:
         raw = ffi.new("struct llama_spec_media_part *")
-        check(lib.llama_spec_media_get_part(media, i, raw), "cannot read the medium")
+        check(lib.llama_spec_media_get_part(media, i, raw), "cannot read the image")
         if raw.ids != ffi.NULL:
             return tuple(ffi.unpack(raw.ids, raw.n_rows))
         positions = np.zeros((3, raw.n_rows), np.int32)
         place = ffi.from_buffer("int32_t[]", positions)
-        check(lib.llama_spec_media_positions(media, i, place), "cannot read the medium")
+        check(lib.llama_spec_media_positions(media, i, place), "cannot read the image")
         rows = np.zeros((raw.n_rows, self.model.info.n_embd_inp), np.float32)
         code = lib.llama_spec_media_encode(media, i, ffi.from_buffer("float[]", rows))
-        check(code, "cannot compute the rows of the medium")
+        check(code, "cannot compute the rows of the image")
         content = positions.tobytes() + rows.tobytes()
         ids = media_ids(content, raw.n_rows, raw.n_positions)
         return MediaRows(ids, rows, positions, raw.n_positions, raw.is_whole)

@@ -1,4 +1,4 @@
-"""Ids below 0: rows of images and sounds among the tokens of a text.
+"""Ids below 0: rows of images among the tokens of a text.
 
 They are made of a medium's rows, and say where a medium begins and how many positions it takes,
 so that the ids of a text alone say where each of them is in a model's memory.

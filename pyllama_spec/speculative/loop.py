@@ -80,7 +80,7 @@ class SpeculativeLoop:
             state: the sequence.
             prompt: the ids of the prompt.
             remember: whether a drafter may keep the text for later requests.
-            media: the rows of images and sounds in the prompt, see engine.media.joined().
+            media: the rows of images in the prompt, see engine.media.joined().
 
         Raises:
             ContextFullError: the prompt does not fit the context.

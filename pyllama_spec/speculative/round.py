@@ -333,7 +333,7 @@ class Round:
                     target.memory.rollback(seq, end)
 
     def _decode_media(self, span: Span) -> None:
-        """Decodes rows of an image or a sound, which have a batch of their own."""
+        """Decodes rows of an image, which have a batch of their own."""
         target, run, n = self.target, self._runs[span.seq], span.n_prompt
         state = run.state
         placed = run.medium_at(state.n_decoded)

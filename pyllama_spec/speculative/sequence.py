@@ -107,7 +107,7 @@ class SequenceRun:
     # Numbers of prompt tokens after which a part ends when the prompt is read, since other prompts
     # continue differently there.
     borders: set[int] = field(default_factory=set)
-    # The rows of images and sounds in the prompt, whose ids are below 0.
+    # The rows of images in the prompt, whose ids are below 0.
     media: Sequence[PlacedRows] = ()
     # key, order: the settings that it is computed with, and the number of requests that began
     # before it.
@@ -164,7 +164,7 @@ class SequenceRun:
         return min((border - at for border in self.borders if 0 < border - at < n), default=n)
 
     def medium_at(self, at: int) -> PlacedRows | None:
-        """The image or sound that a token of the prompt is a row of; None for text."""
+        """The image that a token of the prompt is a row of; None for text."""
         return next((m for m in self.media if m.start <= at < m.start + len(m.media.ids)), None)
 
     @property

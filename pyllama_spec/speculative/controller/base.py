@@ -79,7 +79,7 @@ class Span:
     max_draft: int = 0  # the maximum number of drafted tokens
     # The number of prompt tokens that are read; 0 to verify the pending token and its draft.
     n_prompt: int = 0
-    is_media: bool = False  # whether these are rows of an image or a sound
+    is_media: bool = False  # whether these are rows of an image
     # None if the controller is not asked: for a prompt, forced text, if nothing is ever drafted.
     decision: DraftDecision | None = None
     n_requested: int = 0  # the number of tokens that the drafter is asked for
