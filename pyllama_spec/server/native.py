@@ -259,7 +259,7 @@ def _props(service: Service) -> dict[str, Any]:
             "type": llm.model.metadata.get("general.name"),
         },
         "build_info": _build_info(),
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": llm.mmproj_path is not None, "audio": False},
         "bos_token": _token(llm, vocab.bos),
         "eos_token": _token(llm, vocab.eos),
         "draft": service.draft_name,

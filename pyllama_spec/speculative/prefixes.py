@@ -187,13 +187,13 @@ class HeldSequences:
         self._cut_for(run)
 
     def _begin_new(self, run: SequenceRun) -> None:
-        state, run.key = run.state, self._key(run.adapters)
-        if state.n_decoded and self._key_of(state) != run.key:
+        state, run.adapters_key = run.state, self._key(run.adapters)
+        if state.n_decoded and self._key_of(state) != run.adapters_key:
             self.shelve(state)
             self._empty(state)
         state.adapters = run.adapters
         self._n_begun += 1
-        run.order = self._n_begun
+        run.n_begun = self._n_begun
         self._runs[state.seq_id] = run
 
     def _key(self, adapters: Adapters) -> AdaptersKey:
@@ -202,7 +202,9 @@ class HeldSequences:
     def _key_of(self, state: SequenceState) -> AdaptersKey:
         """The key of the settings that a sequence's memory was computed with."""
         run = self._runs.get(state.seq_id)
-        return self._key(state.adapters) if run is None or run.state is not state else run.key
+        return (
+            self._key(state.adapters) if run is None or run.state is not state else run.adapters_key
+        )
 
     def _bring(self, run: SequenceRun, beside: Sequence[SequenceRun] | None) -> None:
         state, wanted = run.state, run.prompt[:-1]
@@ -229,7 +231,7 @@ class HeldSequences:
         """
         n_best, n_known = n_own, 0
         source: SequenceState | StoredPrefix | None = None
-        for state in (other.state for other in self._others(run.state, run.key)):
+        for state in (other.state for other in self._others(run.state, run.adapters_key)):
             n = n_common(state.tokens[: state.n_decoded], wanted)
             n_known = max(n_known, n)
             least = n_own + max(MIN_COPIED, state.n_decoded // _COPIED_PART)
@@ -239,7 +241,9 @@ class HeldSequences:
             if n >= least and n > n_best:
                 n_best, source = n, state
         assert self.store is not None
-        entry, n, n_stored = self.store.closest(as_ids(wanted), run.key, self._reach_of_entry)
+        entry, n, n_stored = self.store.closest(
+            as_ids(wanted), run.adapters_key, self._reach_of_entry
+        )
         n_known = max(n_known, n_stored)
         if entry is not None and n > n_best and n >= n_own + MIN_TOKENS:
             return n, entry, n_known
@@ -250,7 +254,9 @@ class HeldSequences:
         return [
             run
             for seq, run in self._runs.items()
-            if run.state is not state and run.key == key and run.seq_id == seq != state.seq_id
+            if run.state is not state
+            and run.adapters_key == key
+            and run.seq_id == seq != state.seq_id
         ]
 
     @property
@@ -351,8 +357,8 @@ class HeldSequences:
     ) -> None:
         """Makes a run wait for an older one that will read a longer prefix of its prompt."""
         n_best, run.waits_for = n_held + MIN_TOKENS - 1, None
-        for other in self._others(run.state, run.key):
-            if other.order > run.order or not (self._can_copy and other.is_reading):
+        for other in self._others(run.state, run.adapters_key):
+            if other.n_begun > run.n_begun or not (self._can_copy and other.is_reading):
                 continue
             if beside is None or any(one is other for one in beside):
                 n = n_common(other.prompt, wanted)
@@ -442,4 +448,4 @@ class HeldSequences:
         state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
         state.adapters = saved.adapters
         self._drafter.restore(state.seq_id, saved.drafter, len(saved.tokens))
-        self._runs[state.seq_id] = SequenceRun(state, (), key=self._key(state.adapters))
+        self._runs[state.seq_id] = SequenceRun(state, (), adapters_key=self._key(state.adapters))

@@ -109,10 +109,8 @@ class SequenceRun:
     borders: set[int] = field(default_factory=set)
     # The rows of images in the prompt, whose ids are below 0.
     media: Sequence[PlacedRows] = ()
-    # key, order: the settings that it is computed with, and the number of requests that began
-    # before it.
-    key: AdaptersKey = ()
-    order: int = 0
+    adapters_key: AdaptersKey = ()  # of the adapters that it is computed with
+    n_begun: int = 0  # the number of requests that began before it
     # The request that reads a prefix of its prompt, which it copies then; else None.
     waits_for: SequenceRun | None = None
     # The number of prompt tokens that were not read, since they were held already.
