@@ -584,10 +584,6 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
     });
 }
 
-bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler) {
-    return skips_grammar(*sampler);
-}
-
 int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated) {
     return guarded_call(sampler, [&](llama_spec_sampler & s) {
         if (id < 0 || id >= s.model->n_vocab()) {
