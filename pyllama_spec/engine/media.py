@@ -126,6 +126,7 @@ class Projector(Owner):
         self.model, self.path = model, Path(path)
         self._lock = threading.Lock()
         _check_keys(self.path)
+        self.memory_bytes = self.path.stat().st_size
         params = ffi.new("struct llama_spec_projector_params *")
         params.use_gpu = model.is_on_gpu
         params.n_threads = count(n_threads or os.cpu_count() or 1, "n_threads", 1, 512)

@@ -114,8 +114,8 @@ class OpenOptions:
         spm_infill: put the suffix before the prefix to fill a gap.
         verbose: progress bars, the engine's messages while it loads, and a line for each request,
             on stderr.
-        mmproj_path: the model's second file, if it sees: its projector. Chats may then have
-            image_url parts with data: URLs.
+        mmproj_path: the model's second file, if it sees: its projector; "auto" for one beside the
+            model whose name has mmproj in it. Chats may then have image_url parts with data: URLs.
         draft: the drafter. None or "none" for plain decoding; "prompt-lookup" for copies of the
             text itself; "suffix" for copies of earlier requests' texts too; "grammar" for only the
             tokens that a grammar or schema forces (every other drafter drafts them as well); "mtp"
@@ -281,8 +281,10 @@ class OpenOptions:
         server="-v --verbose --log-verbose",
     )
     mmproj_path: str | os.PathLike[str] | None = option(
-        None, check=_file, cli="--mmproj", metavar="GGUF", group="pictures",
-        help="the model's second file, its projector, if it sees",
+        None, check=_file, words={"auto": "auto", "none": None}, cli="--mmproj",
+        cli_default="auto", metavar="GGUF", group="target", server="-mm --mmproj",
+        variable="ARG_MMPROJ",
+        help="the projector of a model that sees, auto for one beside the model, or none",
     )
     draft: str | os.PathLike[str] | Drafter | None = option(
         None, read=str,
