@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import sys
 import warnings
@@ -140,10 +139,10 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
         result["model"] = describe_model(model)
         if not args.json:
             _print_model(result["model"])
-        if args.mmproj_path is not None:
+        if opening.mmproj_path is not None:
             bar = ProgressBar("reading a picture")
             bar.draw(0.0)
-            result["projector"] = measure_projector(model, args.mmproj_path, args.n_threads)
+            result["projector"] = measure_projector(model, opening)
             bar.clear()
         if args.draft is not None and drafter is None:
             drafter = make_drafter_for(model, args.draft, _draft_options(opening))
@@ -250,11 +249,12 @@ def measure_verify_cost(
     return {"verify_cost": costs, "own_share": round(share, 4)}
 
 
-def measure_projector(
-    model: Model, mmproj_path: str | os.PathLike[str], n_threads: int | None
-) -> dict[str, Any] | None:
+def measure_projector(model: Model, opening: OpenOptions) -> dict[str, Any] | None:
     """What a projector costs: its bytes, and the tokens and seconds of a picture."""
-    eyes = Eyes.open(model, mmproj_path, n_threads)
+    path = opening.mmproj_path
+    eyes = None if path is None else Eyes.open(
+        model, path, n_threads=opening.n_threads, **opening.arguments("projector")
+    )  # fmt: skip
     if eyes is None:
         return None
     width, height = _PICTURE

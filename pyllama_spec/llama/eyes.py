@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pyllama_spec.chat.pictures import Picture, decode_picture, split_at
 from pyllama_spec.chat.prompt_provenance import tokenize_chat
@@ -35,15 +36,13 @@ class Eyes:
         self._kept: OrderedDict[bytes, tuple[Part, ...]] = OrderedDict()
 
     @classmethod
-    def open(
-        cls, model: Model, given: str | os.PathLike[str], n_threads: int | None = None
-    ) -> Eyes | None:
-        """The projector that mmproj_path names; None where none lies beside the model."""
+    def open(cls, model: Model, given: str | os.PathLike[str], **options: Any) -> Eyes | None:
+        """The Projector that mmproj_path names; None where none lies beside the model."""
         if given != BESIDE:
-            return cls(Projector(model, given, n_threads=n_threads))
+            return cls(Projector(model, given, **options))
         for path in projectors_beside(model.path):
             with contextlib.suppress(ModelLoadError, UnsupportedError):  # of another model
-                return cls(Projector(model, path, n_threads=n_threads))
+                return cls(Projector(model, path, **options))
         return None
 
     def prompt(self, rendered: RenderedChat, pictures: Mapping[str, Picture]) -> Prompt:

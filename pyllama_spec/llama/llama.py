@@ -368,8 +368,9 @@ class Llama(Closeable):
         with closed_on_failure(opened):
             self._chats = Chats(model, n_ctx, *form)
             path = options.mmproj_path
-            threads = options.n_threads or None
-            self._eyes = None if path is None else Eyes.open(model, path, threads)
+            self._eyes = None if path is None else Eyes.open(
+                model, path, n_threads=options.n_threads or None, **options.arguments("projector")
+            )  # fmt: skip
         self.mmproj_path = None if self._eyes is None else self._eyes.projector.path
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:

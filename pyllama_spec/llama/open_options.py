@@ -116,6 +116,9 @@ class OpenOptions:
             on stderr.
         mmproj_path: the model's second file, if it sees: its projector; "auto" for one beside the
             model whose name has mmproj in it. Chats may then have image_url parts with data: URLs.
+        mmproj_offload: let the projector compute where the model does; False for the host.
+        image_min_tokens, image_max_tokens: bounds for the tokens of a picture, for projectors that
+            take pictures of any size; None for the projector's own.
         draft: the drafter. None or "none" for plain decoding; "prompt-lookup" for copies of the
             text itself; "suffix" for copies of earlier requests' texts too; "grammar" for only the
             tokens that a grammar or schema forces (every other drafter drafts them as well); "mtp"
@@ -285,6 +288,22 @@ class OpenOptions:
         cli_default="auto", metavar="GGUF", group="target", server="-mm --mmproj",
         variable="ARG_MMPROJ",
         help="the projector of a model that sees, auto for one beside the model, or none",
+    )
+    mmproj_offload: bool = option(
+        True, part="projector.use_gpu", cli="--mmproj-offload", group="target",
+        help="let the projector compute where the model does",
+        server="--mmproj-offload", variable="ARG_MMPROJ_OFFLOAD",
+        server_off="--no-mmproj-offload", variable_off="ARG_NO_MMPROJ_OFFLOAD",
+    )
+    image_min_tokens: int | None = option(
+        None, low=1, part="projector", cli="--image-min-tokens", metavar="N", group="target",
+        help="minimum tokens of a picture, where a projector takes any size [the projector's]",
+        server="--image-min-tokens", variable="ARG_IMAGE_MIN_TOKENS",
+    )
+    image_max_tokens: int | None = option(
+        None, low=1, part="projector", cli="--image-max-tokens", metavar="N", group="target",
+        help="maximum tokens of a picture, likewise: fewer take less time and memory",
+        server="--image-max-tokens", variable="ARG_IMAGE_MAX_TOKENS",
     )
     draft: str | os.PathLike[str] | Drafter | None = option(
         None, read=str,

@@ -35,9 +35,8 @@ def url_of(content: bytes) -> dict[str, Any]:
 
 
 def opened(kind: str, **options: Any) -> Llama:
-    return Llama(
-        seeing(kind).path, mmproj_path=projector(kind).path, n_ctx=1024, n_threads=1, **options
-    )
+    given = {"mmproj_path": projector(kind).path, "n_ctx": 1024, "n_threads": 1, **options}
+    return Llama(seeing(kind).path, **given)
 
 
 @pytest.mark.parametrize("draft", [None, "suffix"])
@@ -65,6 +64,14 @@ def test_a_chat_about_pictures(kind: str, draft: str | None) -> None:
                 content = [url_of(file_of(more)), {"type": "text", "text": "and?"}]
                 messages = [{"role": "user", "content": [*messages[0]["content"], *content]}]
                 asked = (*asked, more, "and?")
+
+
+@pytest.mark.parametrize(("bound", "n"), [("image_max_tokens", 16), ("image_min_tokens", 100)])
+def test_bounds_of_a_picture(bound: str, n: int) -> None:
+    with opened("qwen3vl", **{bound: n}) as llm:
+        assert llm._eyes is not None
+        (rows,) = rows_of(llm._eyes.projector.image(picture(64, 64)))
+        assert len(rows.ids) == n
 
 
 def test_generate_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
