@@ -428,7 +428,7 @@ class Llama(Closeable):
             ArgumentError: no file has that name, or several.
         """
         del local_dir_use_symlinks
-        path = _downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
+        path = downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
         return cls(path, **keywords)
 
     # ---- the vocabulary
@@ -1478,7 +1478,7 @@ def _opened_again(kind: type[Llama], keywords: dict[str, Any]) -> Llama:
     return llm
 
 
-def _downloaded(
+def downloaded(
     repo_id: str,
     patterns: Sequence[str | None],
     local_dir: str | os.PathLike[str] | None,

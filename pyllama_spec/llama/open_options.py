@@ -390,6 +390,14 @@ class OpenOptions:
     ) -> tuple[OpenOptions, list[str]]:
         """Reads the options and the unknown keywords of a Llama() call."""
         known = {name: value for name, value in keywords.items() if name in KEYWORDS}
+        handler = known.get("chat_handler")
+        # llama-cpp-python's handlers of pictures say where the projector is.
+        if (path := getattr(handler, "clip_model_path", None)) is not None:
+            form = None if "chat_template" in known else getattr(handler, "chat_format", None)
+            known |= {
+                "mmproj_path": path, "mmproj_offload": getattr(handler, "use_gpu", True),
+                "chat_handler": None, "chat_format": form,
+            }  # fmt: skip
         return cls(model_path, **known), [name for name in keywords if name not in known]
 
     def keywords(self) -> dict[str, Any]:

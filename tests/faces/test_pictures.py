@@ -17,6 +17,7 @@ from pyllama_spec import Llama
 from pyllama_spec.chat.pictures import decode_picture, take_pictures
 from pyllama_spec.cli import main
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.llama_cpp import llama_chat_format
 from tests.media_tools import picture, plain_text, projector, prompt_of, rows_of, seeing
 from tests.models import model_path
 
@@ -148,6 +149,28 @@ def test_a_picture_in_a_conversation(
     shown = capsys.readouterr()
     assert said in shown.out
     assert "nowhere.png" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("MTMDChatHandler", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("Qwen25VLChatHandler", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("MoondreamChatHandler", "Question: ", "\n\nAnswer:"),
+    ],
+)
+def test_handlers_of_llama_cpp_python(name: str, begin: str, end: str) -> None:
+    path = str(projector("gemma3").path)
+    handler = getattr(llama_chat_format, name)(clip_model_path=path, verbose=False)
+    pixels = picture(40, 50)
+    content = [url_of(file_of(pixels)), {"type": "text", "text": "what?"}]
+    with Llama(seeing("gemma3").path, chat_handler=handler, n_ctx=1024, n_threads=1) as llm:
+        answer = llm.create_chat_completion(
+            [{"role": "user", "content": content}], max_tokens=N, temperature=0,
+            return_token_ids=True,
+        )  # fmt: skip
+    parts = prompt_of("gemma3", begin, pixels, f"what?{end}")
+    assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, N)
 
 
 def test_a_mark_is_no_text_of_the_caller() -> None:

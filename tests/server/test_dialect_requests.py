@@ -295,7 +295,7 @@ def test_items_become_turns() -> None:
     ]  # fmt: skip
 
 
-_SHOWN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}
+_SHOWN: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}
 _LINKED = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
 
 
