@@ -271,6 +271,7 @@ typedef struct llama_spec_media     llama_spec_media;
 struct llama_spec_projector_params {
     bool    use_gpu;
     int32_t n_threads;
+    int32_t image_min_tokens, image_max_tokens;     /* <= 0: from the file */
 };
 
 struct llama_spec_media_part {
