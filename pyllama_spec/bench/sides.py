@@ -89,9 +89,7 @@ class Side(Closeable):
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         vocab = self.runtime.model.vocab
         params, accepts = self._options.sampler_params(vocab), self.runtime.acceptance
-        sampler, draws = accepting_sampler(
-            self.runtime.model, params, accepts, why_exact(params, accepts)
-        )
+        sampler, draws = accepting_sampler(self.runtime.model, params, accepts, why_exact(params))
         start = process_time()
         try:
             # A second run would copy the first one.
