@@ -337,6 +337,7 @@ struct llama_spec_sampler_params {
     int32_t  mirostat;
     float    mirostat_tau, mirostat_eta;
     uint32_t seed;
+    bool     shared_noise;      /* the last draw uses only llama_spec_shared_noise() */
     const int32_t * bias_ids;
     const float   * bias;
     int32_t  n_bias;
@@ -385,6 +386,11 @@ int  llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * 
 int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int32_t size);
 /* Says whether the answer is inside a thought that the grammar ignores. */
 bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler);
+/* How many generated tokens it has accepted. */
+int64_t llama_spec_sampler_place(llama_spec_sampler * sampler);
+/* Gumbel noise of ids at a position of an answer. With shared_noise, the token with the largest sum of logit and noise
+ * is drawn: a draft that adds the same noise often draws the same. out: [n]. */
+void llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, int32_t n, double * out);
 /* Advances penalties, grammar and the rest by a committed token. */
 int  llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated);
 

@@ -89,7 +89,9 @@ class Side(Closeable):
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         vocab = self.runtime.model.vocab
         params, accepts = self._options.sampler_params(vocab), self.runtime.acceptance
-        sampler, draws = accepting_sampler(self.runtime.model, params, accepts, why_exact(params))
+        sampler, draws = accepting_sampler(
+            self.runtime.model, params, accepts, why_exact(params, accepts)
+        )
         start = process_time()
         try:
             # A second run would copy the first one.

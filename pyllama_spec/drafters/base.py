@@ -131,7 +131,7 @@ class DraftRequest(NamedTuple):
             has_lookup.
         n_lookup: the maximum length of a lookup hit, if that is more than n_requested; else 0.
         draws: the random numbers to draw tokens with, for a request that accepts by rejection
-            sampling; None to draft the likeliest tokens. For drafters with
+            sampling or draws by shared noise; None to draft the likeliest tokens. For drafters with
             draws_tokens; drafts that are not drawn are correct too. See drafters/draws.py.
     """
 

@@ -144,9 +144,11 @@ class OpenOptions:
             here, and none if plain decoding is faster; "fixed": n_draft tokens in every round;
             "off": none; or a speculative.Controller.
         acceptance: how drafts are accepted at a temperature. "exact": a seed gives the same text
-            with a draft and without. "distribution": rejection sampling of what a draft model draws
-            from its own distribution; tokens have the same one, but the text depends on the draft.
-            For a smaller model as the draft: with all other drafters, at temperature 0, and with
+            with a draft and without. "noise": so it does, but another text than "exact": target and
+            draft model draw by the same noise, and choose the same token more often.
+            "distribution": rejection sampling of what a draft model draws from its own
+            distribution; tokens have the same distribution, but the text depends on the draft. For
+            a smaller model as the draft: with all other drafters, at temperature 0, and with
             grammars, logits processors and mirostat, requests are accepted exactly, and
             `speculation` says why. See docs/draft-models.md.
         draft_n_ctx: how many tokens of a sequence a draft from a file, or the head in the model's
@@ -342,8 +344,10 @@ class OpenOptions:
     )
     acceptance: Acceptance = option(
         "exact", choices=ACCEPTANCE, cli="--acceptance", cli_default=None, group="draft",
-        help="how tokens of a smaller model are accepted at a temperature: exact; distribution: "
-        "more of them, and the text depends on the draft [exact]",
+        help="how tokens of a smaller model are accepted at a temperature: exact; noise: both "
+        "models draw by the same noise, which accepts more of a similar model; a seed gives the "
+        "same text with any draft, and another than exact; distribution: the text depends on the "
+        "draft [exact]",
     )
     repack: bool = option(True, part="model")
     n_parallel: int = option(

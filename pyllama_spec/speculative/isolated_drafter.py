@@ -178,9 +178,10 @@ class IsolatedDrafter:
                 n = next(i for i, token in enumerate(ids) if not 0 <= token < self._n_vocab)
                 draft, ids = draft.first(n), ids[:n]
             p, drawn_from = draft.probabilities, draft.distributions
+            is_drawn = request.draws is not None and request.draws.verifies_all
             return draft._replace(
                 ids=ids, probabilities=None if p is None else [*map(float, p)],
-                distributions=None if request.draws is None else drawn_from,
+                distributions=drawn_from if is_drawn else None,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - what it gave is not a draft
             self._fail("propose", error, request.seq)

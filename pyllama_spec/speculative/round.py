@@ -140,10 +140,10 @@ class Round:
     def choose_acceptance(self, run: SequenceRun) -> None:
         """Chooses rejection sampling for a run if the drafter draws, and records the choice."""
         draws = run.draws
-        if draws is not None and not self.drafter.draws_tokens:
+        if draws is not None and draws.verifies_all and not self.drafter.draws_tokens:
             run.draws = draws = None
             run.stats.why_exact = _NO_DRAWS.format(self.drafter.name)
-        run.stats.acceptance = "exact" if draws is None else "distribution"
+        run.stats.acceptance = "exact" if draws is None else draws.acceptance
 
     # ---- a round
 
