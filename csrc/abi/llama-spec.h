@@ -192,6 +192,8 @@ struct llama_spec_context_info {
     uint64_t n_host_copies;     /* how often a sequence's state was copied to or from the host */
     int32_t  n_graphs_reused;   /* batches that were computed with an earlier batch's graph */
     int32_t  n_candidates, n_draft_row; /* for a draft's context: maxima of llama_spec_draft_candidates() */
+    int32_t  n_row;             /* the width of a batch's rows */
+    bool     has_grid;          /* a row without an id has several positions, see llama_spec_batch.grid */
     int32_t  pooling_type;      /* enum llama_pooling_type of its embeddings */
     bool     has_memory;        /* keeps past tokens; otherwise batches are encoded */
 };

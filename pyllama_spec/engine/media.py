@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,14 @@ class MediaRows:
     positions: npt.NDArray[np.int32]
     n_positions: int
     is_whole: bool
+
+    def part(self, first: int, n: int) -> MediaRows:
+        """Rows first .. first + n - 1. Positions stay those of the whole."""
+        end = first + n
+        return replace(
+            self, ids=self.ids[first:end], rows=self.rows[first:end],
+            positions=self.positions[:, first:end],
+        )  # fmt: skip
 
 
 # A part of a prompt: tokens, or rows.
