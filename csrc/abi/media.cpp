@@ -84,6 +84,8 @@ mtmd_context_params engine_params(const llama_spec_projector_params & in) {
     out.print_timings    = false;
     out.n_threads        = in.n_threads;
     out.warmup           = false;
+    out.image_min_tokens = in.image_min_tokens;
+    out.image_max_tokens = in.image_max_tokens;
     return out;
 }
 

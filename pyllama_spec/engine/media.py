@@ -37,7 +37,7 @@ _DIVISORS = (
     "preproc_min_tiles", "preproc_max_tiles", "image_min_pixels", "image_max_pixels",
 )  # fmt: skip
 # What no real file exceeds: the engine reserves memory by them before it looks at a tensor.
-_MAX_VALUE, _MAX_SIDE, _MAX_LAYERS = 1 << 26, 1 << 12, 1 << 10
+_MAX_VALUE, _MAX_SIDE, _MAX_LAYERS, _MAX_ROWS = 1 << 26, 1 << 12, 1 << 10, 1 << 15
 _SIDES = ("patch_size", "image_size", "preproc_image_size", "num_mel_bins", "spatial_merge_size")
 # The rows of these depend on how many images and tokens come before them in the prompt; gemma3nv's
 # graph is not guarded against absent layers.
@@ -118,6 +118,9 @@ class Projector(Owner):
         model: the model that the projector was made for.
         path: a GGUF of the architecture "clip".
         n_threads: the threads that compute; None for those of the machine's cores.
+        use_gpu: whether it computes on a device, beside a model on one.
+        image_min_tokens, image_max_tokens: bounds for the rows of an image, of projectors whose
+            images may have any size; None for the file's own.
 
     Raises:
         ModelLoadError: the file is missing, broken, or made for another model.
@@ -130,12 +133,18 @@ class Projector(Owner):
         path: str | os.PathLike[str],
         *,
         n_threads: int | None = None,
+        use_gpu: bool = True,
+        image_min_tokens: int | None = None,
+        image_max_tokens: int | None = None,
     ) -> None:
         self.model, self.path = model, Path(path)
         self._lock = threading.Lock()
         _check_keys(self.path)
+        self.memory_bytes = self.path.stat().st_size
         params = ffi.new("struct llama_spec_projector_params *")
-        params.use_gpu = model.is_on_gpu
+        params.use_gpu = use_gpu and model.is_on_gpu
+        params.image_min_tokens = count(image_min_tokens or 0, "image_min_tokens", 0, _MAX_ROWS)
+        params.image_max_tokens = count(image_max_tokens or 0, "image_max_tokens", 0, _MAX_ROWS)
         params.n_threads = count(n_threads or os.cpu_count() or 1, "n_threads", 1, 512)
         out = ffi.new("llama_spec_projector **")
         code = lib.llama_spec_projector_load(model.handle, os.fsencode(self.path), params, out)

@@ -35,6 +35,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.chat.media_urls import MediaReader
 from pyllama_spec.chat.pictures import Picture, take_pictures
 from pyllama_spec.chat.template import (
     ChatTemplate,
@@ -52,7 +53,7 @@ from pyllama_spec.engine.checks import boolean, instance, integer
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.engine.log import thread_log_level
-from pyllama_spec.engine.media import PlacedRows, Projector
+from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
@@ -367,9 +368,11 @@ class Llama(Closeable):
         n_ctx = None if runtime is None else runtime.context.n_ctx_seq
         with closed_on_failure(opened):
             self._chats = Chats(model, n_ctx, *form)
-            if options.mmproj_path is not None:
-                threads = options.n_threads or None
-                self._eyes = Eyes(Projector(model, options.mmproj_path, n_threads=threads))
+            path = options.mmproj_path
+            self._eyes = None if path is None else Eyes.open(
+                model, path, n_threads=options.n_threads or None, **options.arguments("projector")
+            )  # fmt: skip
+        self.mmproj_path = None if self._eyes is None else self._eyes.projector.path
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
             with closed_on_failure(self._chats, opened):
@@ -426,7 +429,7 @@ class Llama(Closeable):
             ArgumentError: no file has that name, or several.
         """
         del local_dir_use_symlinks
-        path = _downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
+        path = downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
         return cls(path, **keywords)
 
     # ---- the vocabulary
@@ -530,13 +533,14 @@ class Llama(Closeable):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of weights and KV caches on all devices.
+        """Bytes of weights and KV caches on all devices, a projector's too.
 
         Those of a draft count that was opened with the model, and those of the context for
         embeddings from the first text on. Buffers of a decode, and copies that prefix_cache_bytes
         bounds, come on top.
         """
-        return self._opened.memory_bytes + self._embeddings.memory_bytes
+        of_eyes = 0 if self._eyes is None else self._eyes.projector.memory_bytes
+        return self._opened.memory_bytes + self._embeddings.memory_bytes + of_eyes
 
     @property
     def is_usable(self) -> bool:
@@ -782,7 +786,9 @@ class Llama(Closeable):
 
     def _pictures_of(self, messages: Any) -> tuple[Any, dict[str, Picture]]:
         """Messages with a mark in the place of each picture, and the pictures."""
-        return (messages, {}) if self._eyes is None else take_pictures(messages)
+        if self._eyes is None:
+            return messages, {}
+        return take_pictures(messages, MediaReader(self.media_hosts, self.media_path))
 
     def _chat_runs(
         self, rendered: RenderedChat, request: RequestOptions, pictures: Mapping[str, Picture]
@@ -1475,7 +1481,7 @@ def _opened_again(kind: type[Llama], keywords: dict[str, Any]) -> Llama:
     return llm
 
 
-def _downloaded(
+def downloaded(
     repo_id: str,
     patterns: Sequence[str | None],
     local_dir: str | os.PathLike[str] | None,
