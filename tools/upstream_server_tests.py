@@ -4,9 +4,10 @@
 
 The tests are in the source package that vendor/sync.py fetches. They are unpacked and run
 unchanged. LLAMA_SERVER_BIN_PATH names a script that starts our server, and tiny random models
-replace those of the hub, their picture a random one. Tests marked slow need models of gigabytes and are left out, as they are
-upstream without SLOW_TESTS. The output has a line for each file, and for each test that does not
-pass the line of it that failed, the error, and the server's. FILE is such as test_basic.py [all].
+replace those of the hub, a random picture its pictures. Tests marked slow need models of gigabytes
+and are left out, as they are upstream without SLOW_TESTS. The output has a line for each file, and
+for each test that does not pass the line of it that failed, the error, and the server's. FILE is
+such as test_basic.py [all].
 """
 
 from __future__ import annotations
