@@ -4,6 +4,7 @@
 #include "hooks/snapshots.h"
 #include "kernels/likeliest.h"
 
+#include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
@@ -355,19 +356,21 @@ int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const cha
                             bool * is_targets) {
     return guarded_call(ctx, [&](context_state & state) {
         require(n_slots >= 0 && n_slots <= state.model->n_vocab(), "n_slots is outside 0 .. the size of the vocabulary");
-        const ggml_tensor * whole = state.draft ? state.draft->output() : nullptr;
+        const ggml_tensor * whole = state.draft ? state.draft->output() : in_host_memory(state.model->model->output);
         if (whole == nullptr) {
             fail(LLAMA_SPEC_UNSUPPORTED, "this context has no draft that could choose among a part of the vocabulary");
         }
-        if (n_slots > 0 && n_slots < state.draft->least_rows()) {
+        if (state.draft && n_slots > 0 && n_slots < state.draft->least_rows()) {
             fail(LLAMA_SPEC_ARGUMENT, "this draft has to choose among at least " + std::to_string(state.draft->least_rows()) + " ids");
         }
         *name      = ggml_get_name(whole);
         *row_bytes = ggml_row_size(whole->type, whole->ne[0]);
         *is_targets = state.target && whole == state.target->model->model->output;
         // Discards graphs with the other output matrix: both calls make the engine reserve again.
-        llama_set_embeddings_nextn(state.ctx, false, /* masked */ true);
-        llama_set_embeddings_nextn(state.ctx, true, /* masked */ true);
+        const llama_cparams & params = state.ctx->get_cparams();
+        const bool has_rows = params.embeddings_nextn, is_masked = params.embeddings_nextn_masked;
+        llama_set_embeddings_nextn(state.ctx, has_rows, !is_masked);
+        llama_set_embeddings_nextn(state.ctx, has_rows, is_masked);
         state.output.reset();
         if (n_slots > 0) {
             state.output = std::make_unique<draft_output>(whole->type, whole->ne[0], n_slots);

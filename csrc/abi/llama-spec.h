@@ -228,7 +228,7 @@ int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float
  * give the hidden row to feed with the chosen token; DFlash gives its confidence head's value, 0 .. 1. */
 int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
                                 float * probabilities, int32_t * n, const float ** row);
-/* For a draft's context: restricts its choice to n_slots ids of the vocabulary; the caller then sets each slot's row of
+/* For the context of a draft or a small model: restricts its choice to n_slots ids of the vocabulary; the caller then sets each slot's row of
  * the output matrix. 0 restores all ids. Every slot has to be set before the first decode with them. `name`,
  * `row_bytes` and `is_targets`: the matrix's name in its file, the length of a row, and whether the file is the
  * target's. LLAMA_SPEC_UNSUPPORTED if each head has its own matrix, if the draft knows only a part of the vocabulary,

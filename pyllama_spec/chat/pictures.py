@@ -1,9 +1,7 @@
-"""Pictures in messages: image_url parts with data: URLs, decoded within bounds."""
+"""Pictures in messages: image_url parts, decoded within bounds."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.chat.media_urls import MAX_BYTES, MediaReader
 from pyllama_spec.chat.template import RenderedChat
 from pyllama_spec.engine.media import MAX_PIXELS
 from pyllama_spec.errors import ArgumentError, UnsupportedError
@@ -19,14 +18,12 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError
 Pixels = npt.NDArray[np.uint8]
 # A picture's file, and the parameter that it was given as.
 Picture = tuple[bytes, str]
-# Of a picture's file. A photograph of 12 megapixels has 3 to 8 MB.
-MAX_BYTES = 32 << 20
 # What decoders reserve by a side alone, and what they compute for a scan without data.
 _MAX_SIDE, _MAX_SCANS = 1 << 16, 100
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 
 
-def take_pictures(messages: object) -> tuple[Any, dict[str, Picture]]:
+def take_pictures(messages: object, reader: MediaReader) -> tuple[Any, dict[str, Picture]]:
     """The messages with a mark in the place of each picture, and the pictures by mark.
 
     Marks are random: no text of a caller has one.
@@ -46,32 +43,20 @@ def take_pictures(messages: object) -> tuple[Any, dict[str, Picture]]:
         for k, part in enumerate(content):
             if isinstance(part, Mapping) and part.get("type") == "image_url":
                 mark = f"media{secrets.token_hex(12)}"
-                pictures[mark] = _picture_of(part, f"messages[{i}].content[{k}].image_url")
+                param = f"messages[{i}].content[{k}].image_url"
+                pictures[mark] = reader.read(_url_of(part, param), param), param
                 part = {"type": "text", "text": mark}
             parts.append(part)
         out.append({**message, "content": parts})
     return (out, pictures) if pictures else (messages, {})
 
 
-def _picture_of(part: Mapping[str, Any], param: str) -> Picture:
+def _url_of(part: Mapping[str, Any], param: str) -> str:
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, Mapping) else url
     if not isinstance(url, str):
         raise ArgumentError(param, url, 'a text, or {"url": ...}')
-    if not url.startswith("data:"):
-        raise UnsupportedError(
-            param=param, value=url[:60], problem="is not fetched",
-            remedy="send the picture itself, as a data: URL",
-        )  # fmt: skip
-    kind, comma, data = url.partition(",")
-    if not comma or not kind.endswith(";base64"):
-        raise ArgumentError(param, url[:60], "data:image/...;base64,...")
-    if len(data) > MAX_BYTES * 4 // 3 + 4:
-        raise ArgumentError(param, problem="is too large", expected=f"at most {MAX_BYTES} bytes")
-    try:
-        return base64.b64decode(data, validate=True), param
-    except (binascii.Error, ValueError):
-        raise ArgumentError(param, problem="is no base64") from None
+    return url
 
 
 def decode_picture(content: bytes, param: str = "image") -> Pixels:

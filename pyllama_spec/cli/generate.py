@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pyllama_spec.chat.pictures import MAX_BYTES
+from pyllama_spec.chat.media_urls import MAX_BYTES
 from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
 from pyllama_spec.cli.wording import notes_held
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError

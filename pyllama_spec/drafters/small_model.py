@@ -34,7 +34,9 @@ from pyllama_spec.drafters.draft_memory import (
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.drafters.model_drafter import ModelDrafter
 from pyllama_spec.drafters.options import DraftOptions, FileOptions
+from pyllama_spec.drafters.output_part import reduced_output
 from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.load_errors import UnknownArchitectureError
 from pyllama_spec.engine.model import Model
@@ -509,6 +511,9 @@ class SmallModel(ModelDrafter[TokenMemory]):
         n_batch = max(min(params.n_batch, params.n_ubatch), params.n_seq_max)
         n_guesses = self.max_draft
         context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
+        if self._vocab.is_identity:
+            with closed_on_failure(context):
+                self._draft_ids = reduced_output(context, self._n_output, target.model)
         self.step_share = step_share(self.model, target.model)
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
 
@@ -532,7 +537,7 @@ class SmallModel(ModelDrafter[TokenMemory]):
     def describe(self) -> dict[str, Any]:
         """The draft's file, sizes, and share of the target's vocabulary."""
         facts = super().describe()
-        del facts["target_layers"], facts["n_output"]
+        del facts["target_layers"]
         facts["reads"] = "the text"
         with contextlib.suppress(ModelLoadError):
             facts["weights"] = main_type(self.model.path)

@@ -35,6 +35,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.chat.media_urls import MediaReader
 from pyllama_spec.chat.pictures import Picture, take_pictures
 from pyllama_spec.chat.template import (
     ChatTemplate,
@@ -785,7 +786,9 @@ class Llama(Closeable):
 
     def _pictures_of(self, messages: Any) -> tuple[Any, dict[str, Picture]]:
         """Messages with a mark in the place of each picture, and the pictures."""
-        return (messages, {}) if self._eyes is None else take_pictures(messages)
+        if self._eyes is None:
+            return messages, {}
+        return take_pictures(messages, MediaReader(self.media_hosts, self.media_path))
 
     def _chat_runs(
         self, rendered: RenderedChat, request: RequestOptions, pictures: Mapping[str, Picture]

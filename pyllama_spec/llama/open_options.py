@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
+from pyllama_spec.chat.media_urls import check_hosts
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.engine import ContextParams, Model, default_n_threads
 from pyllama_spec.engine.checks import checked, instance, integer, meant, one_of
@@ -62,6 +63,12 @@ def _file(value: Any, name: str) -> Any:
     instance(value, (str, os.PathLike, type(None)), name)
     if value is not None and not os.fspath(value):
         raise ArgumentError(name, value, "a file name, or None for none")
+    return value
+
+
+def _folder(value: Any, name: str) -> Any:
+    if _file(value, name) is not None and not os.path.isdir(value):  # noqa: PTH112 - or bytes
+        raise ArgumentError(name, value, "a folder")
     return value
 
 
@@ -160,6 +167,10 @@ class OpenOptions:
         draft_memory: the file of a store of texts. "suffix", "mtp" and drafts from files copy from
             it, and requests are written to it unless they have remember=False; one file for each
             tokenizer, see docs/suffix.md. None, the default: nothing is written.
+        media_hosts: hosts that pictures are fetched from where a chat names a URL of http or https:
+            "example.org", with another port than the scheme's "example.org:8443". A private address
+            is connected to only where it is itself in the list, such as "10.0.0.5:9000".
+        media_path: a folder whose files a chat may name by a file: URL, by their path in it.
     """
 
     # fmt: off
@@ -381,6 +392,15 @@ class OpenOptions:
         None, check=_file, part="draft.memory", cli="--draft-memory", metavar="FILE", group="draft",
         help="a store of texts to copy from, which this text is added to; made if missing, see "
         "the command memory",
+    )
+    media_hosts: Sequence[str] = option(
+        (), check=check_hosts, cli="--media-hosts", metavar="HOST,...", group="served",
+        help="hosts that pictures are fetched from where a chat names a URL [none]",
+        server="--media-hosts",
+    )
+    media_path: str | os.PathLike[str] | None = option(
+        None, check=_folder, cli="--media-path", metavar="DIR", group="served",
+        help="a folder whose files a chat may name by a file: URL [none]", server="--media-path",
     )
     # fmt: on
 

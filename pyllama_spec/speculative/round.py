@@ -244,7 +244,7 @@ class Round:
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
         """Ends one sequence; the others are not affected."""
         self.sequences.recover(run.state)
-        run.error = error
+        run.has_failed = True
         out.append((run, Step((), 0, 0, None, error)))
 
     def _draft(self, spans: Sequence[Span]) -> None:
@@ -492,7 +492,7 @@ class Round:
             else:
                 accept_drawn(sampler, self.target, row, ids, tokens, run.observe, draws, drawn_from)
         except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
-            run.error = error
+            run.has_failed = True
             return tokens, error
         return tokens, None
 

@@ -123,9 +123,10 @@ class SequenceRun:
     # Without a sampler, the row of the last batch that follows the prompt, until another batch is
     # decoded; else None.
     ready_row: int | None = None
-    # finish_reason, error: see Step; of the last one.
-    finish_reason: str | None = None
-    error: BaseException | None = None
+    finish_reason: str | None = None  # see Step; of the last one
+    # Whether the last Step had an error. The error itself stays out of here: its traceback holds
+    # the frames of its readers, and so the model.
+    has_failed: bool = False
     view: TokenView = field(init=False)
 
     def __post_init__(self) -> None:
@@ -179,7 +180,7 @@ class SequenceRun:
     @property
     def is_over(self) -> bool:
         """Whether the request has ended."""
-        return self.finish_reason is not None or self.error is not None
+        return self.finish_reason is not None or self.has_failed
 
 
 def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:

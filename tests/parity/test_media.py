@@ -142,7 +142,7 @@ def test_pictures_beside_other_sequences(kind: str, kv_unified: bool) -> None:
         while live := [run for run in runs if not run.is_over]:
             round_.step(live)
         for run, parts in zip(runs, prompts, strict=True):
-            assert run.error is None
+            assert not run.has_failed
             text = run.state.tokens[len(run.prompt) :]
             assert text == plain_text(kind, parts, N) or kv_unified
 

@@ -123,7 +123,7 @@ def test_the_table_is_that_of_the_pin() -> None:
     names = [name for flag in FLAGS for name in flag.names]
     assert len(names) == len({*names})
     assert not [name for name in names if is_idle(name)]
-    older = {"--mlock", "--mmap", "--no-mmap", "--allowed-hosts"}
+    older = {"--mlock", "--mmap", "--no-mmap", "--allowed-hosts", "--media-hosts"}
     for name in {*names, *(one for one in IDLE if "*" not in one)} - older:
         found = re.search(rf'\{{[^{{}}]*"{re.escape(name)}"[^{{}}]*\}},', source)
         assert found is not None, name
