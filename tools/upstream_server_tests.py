@@ -30,7 +30,10 @@ from tests.upstream.run import ROOT, archive
 _TESTS = "tools/server/tests"
 _WORDS = "models/ggml-vocab-{}.gguf"
 # What is read beside their own folder.
-_BESIDE = ("models/templates", _WORDS.format("bert-bge"), _WORDS.format("llama-spm"))
+_BESIDE = (
+    "models/templates", "tools/mtmd/test-1.jpeg", _WORDS.format("bert-bge"),
+    _WORDS.format("llama-spm"),
+)  # fmt: skip
 _PORT = 18990
 # Hub models, and the tiny model that replaces each, with their vocabulary if the source has it.
 _STAND_INS = {
