@@ -150,9 +150,9 @@ WINDOWS = build/windows
 WINDOWS_MODELS = $(foreach type,Q4_0 Q4_K_M BF16,models/SmolLM2-135M-Instruct.$(type).gguf)
 WINDOWS_TESTS ?= tests/windows tests/rpc/test_placement.py tests/unit/test_files.py tests/unit/test_options.py \
     $(addprefix tests/drafters/,test_suffix_store.py test_suffix_store_upkeep.py) \
-    $(addprefix tests/engine/,test_chain.py test_load_errors.py test_memory.py test_room.py test_vocab.py) \
-    $(addprefix tests/faces/,test_cli.py test_llama_completion.py test_llama_stream.py test_states.py) \
-    $(addprefix tests/parity/,test_equal_rows.py test_many_sequences.py test_same_text.py test_state_rounds.py) \
+    $(addprefix tests/engine/,test_chain.py test_load_errors.py test_media.py test_memory.py test_room.py test_vocab.py) \
+    $(addprefix tests/faces/,test_cli.py test_llama_completion.py test_llama_stream.py test_pictures.py test_states.py) \
+    $(addprefix tests/parity/,test_equal_rows.py test_many_sequences.py test_media.py test_same_text.py test_state_rounds.py) \
     $(addprefix tests/server/,test_dialect_clients.py test_endpoints.py test_prefix_folder.py)
 WINDOWS_KILLS = tests/drafters/test_suffix_store_kills.py tests/server/test_prefix_kills.py
 WINE = $(BIN)/python -m tests.windows.wine run $(WINDOWS)
