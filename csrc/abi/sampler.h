@@ -60,6 +60,20 @@ class logit_changes {
     std::unordered_map<int32_t, int32_t> counts_;   // how often each token is in recent_
 };
 
+// Draws with noise that a draft can compute in advance: the choice is the id with the largest logit + noise. With
+// Gumbel noise this samples from the softmax of the logits. The noise depends only on the seed, the token's index in
+// the answer, and the id. So a draft model with the same noise often draws what its target draws (arXiv 2408.07978),
+// and the target draws the same with any draft or none.
+struct noise_draw {
+    bool     is_on = false;
+    uint32_t seed  = 0;
+    uint64_t place = 0;     // tokens generated so far
+
+    // The index of the drawn candidate; of equal ones, that with the lowest id; -1 if none has a chance. The logits
+    // come after all cuts and the temperature. A NaN is chosen, so that the caller reports it.
+    int64_t choose(const llama_token_data * candidates, size_t n) const;
+};
+
 } // namespace llama_spec
 
 struct llama_spec_sampler {
@@ -83,6 +97,7 @@ struct llama_spec_sampler {
     bool grammar_skips_thoughts = false;    // the grammar ignores thoughts and their tags
     std::vector<llama_token_data> candidates;
     size_t n_left = 0;          // how many candidates the chain left at its last choice; 0 if no chain chose
+    llama_spec::noise_draw noise;    // replaces the chain's last sampler, if it is on
     bool has_draw = false;      // the chain ends with a draw by probability, and no grammar has to allow the result
     std::vector<float> row;     // logits with the request's changes, and without the tokens that the grammar refused
     std::vector<float> room;    // scratch of top_logits()

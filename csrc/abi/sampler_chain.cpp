@@ -157,7 +157,9 @@ void add_choice(llama_sampler * chain, const llama_spec_sampler_params & p, int3
         add(chain, llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, keep, p.seed), "XTC");
     }
     add(chain, llama_sampler_init_temp(p.temperature), "temperature");
-    add(chain, llama_sampler_init_dist(p.seed), "the draw");
+    if (!p.shared_noise) {
+        add(chain, llama_sampler_init_dist(p.seed), "the draw");
+    }
 }
 
 // A vocabulary has some thousand of these names, and a grammar may have half a million bytes: an index by the first
@@ -238,7 +240,9 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         add_choice(s->chain, *params, s->model->n_vocab());
         s->is_argmax = params->dry_multiplier == 0.0f && params->temperature <= 0.0f;
         s->n_top     = n_top_of(*params);
-        s->has_draw = params->temperature > 0.0f && params->mirostat == 0 && params->grammar == nullptr;
+        const bool draws = params->temperature > 0.0f && params->mirostat == 0;
+        s->has_draw = draws && params->grammar == nullptr;
+        s->noise    = { draws && params->shared_noise, params->seed, 0 };
         if (asks_of_answer(*params)) {
             auto & state = *s->model;
             std::call_once(state.ends_found, [&] { state.ends = end_ids(state.vocab()); });
@@ -282,6 +286,7 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         s->is_argmax = from.is_argmax;
         s->n_top     = from.n_top;
         s->has_draw  = from.has_draw;
+        s->noise     = from.noise;
         s->changes   = from.changes;
         s->rules     = from.rules;
         s->grammar_skips_thoughts = from.grammar_skips_thoughts;

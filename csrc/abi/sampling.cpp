@@ -116,6 +116,24 @@ bool top_logits(const float * logits, int32_t n_vocab, int32_t k, std::vector<fl
     return true;
 }
 
+// ---- noise
+
+// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
+uint64_t mixed(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+// Gumbel noise; place: the number of earlier tokens in the answer.
+double shared_noise(uint32_t seed, uint64_t place, int32_t id) {
+    const uint64_t bits = mixed(mixed(mixed(seed) ^ place) ^ (uint32_t) id);
+    // Strictly between 0 and 1, so that both logarithms are finite.
+    const double u = ((double) (bits >> 11) + 0.5) * 0x1p-53;
+    return -std::log(-std::log(u));
+}
+
 // ---- choices
 
 void fill(std::vector<llama_token_data> & out, const float * logits, int32_t n_vocab) {
@@ -299,6 +317,9 @@ int32_t draw_among(llama_spec_sampler & s, bool is_sorted) {
     llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, is_sorted };
     llama_sampler_apply(s.chain, &all);
     s.n_left = all.size;
+    if (s.noise.is_on) {
+        all.selected = s.noise.choose(all.data, all.size);
+    }
     return selected(all);
 }
 
@@ -454,6 +475,7 @@ void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     const bool is_skipped = skips_grammar(s);
     if (is_generated) {
         s.rules.accept(id);
+        ++s.noise.place;
     }
     if (!is_generated || is_skipped || s.grammar == nullptr) {
         return;
@@ -529,6 +551,26 @@ void append_utf8(std::string & out, uint32_t c) {
 
 } // namespace
 
+int64_t noise_draw::choose(const llama_token_data * candidates, size_t n) const {
+    int64_t best = -1;
+    double  most = -std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < n; ++i) {
+        const double logit = candidates[i].logit;
+        if (std::isnan(logit)) {
+            return (int64_t) i;
+        }
+        if (logit == -std::numeric_limits<double>::infinity()) {
+            continue;
+        }
+        const double score = logit + shared_noise(seed, place, candidates[i].id);
+        if (best < 0 || score > most || (score == most && candidates[i].id < candidates[best].id)) {
+            best = (int64_t) i;
+            most = score;
+        }
+    }
+    return best;
+}
+
 int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * id) {
     return guarded_call(sampler, [&](llama_spec_sampler & s) {
         context_call call(ctx);
@@ -582,6 +624,16 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
         }
         within_grammar(s, [&] { *id = draw(s, logits, n_vocab); });
     });
+}
+
+int64_t llama_spec_sampler_place(llama_spec_sampler * sampler) {
+    return (int64_t) sampler->noise.place;
+}
+
+void llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, int32_t n, double * out) {
+    for (int32_t i = 0; i < n; ++i) {
+        out[i] = shared_noise(seed, (uint64_t) place, ids[i]);
+    }
 }
 
 int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated) {

@@ -189,7 +189,9 @@ def check_pairs(args: argparse.Namespace) -> None:
     )  # fmt: skip
     for idle, is_idle, why in pairs:
         for name in idle if is_idle else ():
-            if getattr(args, name, None) is not None:
+            value = getattr(args, name, None)
+            # By shared noise a seed has another text, without a draft too.
+            if value is not None and (name, value) != ("acceptance", "noise"):
                 raise ArgumentError(name, problem=why)
 
 

@@ -14,7 +14,7 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
     TokenView,
 )
-from pyllama_spec.drafters.draws import TokenDraws
+from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.registry import make_drafter, needs_file, open_draft, register
@@ -57,6 +57,7 @@ __all__ = [
     "NoDrafter",
     "PromptLookup",
     "SequenceErrors",
+    "SharedNoise",
     "SmallModel",
     "Suffix",
     "TokenDraws",

@@ -116,6 +116,9 @@ class SamplerParams:
         xtc_probability, xtc_threshold: excludes top choices; probability 0 is off.
         mirostat: 0 off, 1 or 2; it replaces these limits.
         seed: the seed of the random draws; None for a new one each time.
+        shared_noise: whether to draw a token as the largest sum of logit and shared_noise(), which
+            a draft model can add too, instead of by a random number. Not with mirostat. See
+            SharedNoise in drafters/draws.py.
         logit_bias: added to the logits of these ids, at most 1e20; -inf forbids one.
         grammar: GBNF rules that the text must follow, from the rule `root` on.
         grammar_triggers: patterns; with any, the grammar starts once one is generated.
@@ -156,6 +159,7 @@ class SamplerParams:
     mirostat_tau: float = option(5.0, low=-FLOAT32_MAX, high=FLOAT32_MAX)
     mirostat_eta: float = option(0.1, low=-FLOAT32_MAX, high=FLOAT32_MAX)
     seed: int | None = option(None, low=0, high=2**32 - 1)
+    shared_noise: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: str | None = None
     grammar_triggers: tuple[str, ...] = ()
@@ -238,6 +242,30 @@ def _any_seed() -> int:
     return int.from_bytes(os.urandom(4), "little")
 
 
+def _engine_seed(seed: int) -> int:
+    """2**32 - 1 means "draw a seed" to the engine; any other number does as well."""
+    return min(seed, 2**32 - 2)
+
+
+def shared_noise(seed: int, place: int, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    """The Gumbel noise that SamplerParams.shared_noise adds to the logits of ids.
+
+    Args:
+        seed: the sampler's seed.
+        place: the number of answer tokens before this one.
+        ids: [n] int32, contiguous.
+
+    Returns:
+        [n] float64: -log(-log(u)), where u is a hash of the three, in 0 .. 1.
+    """
+    out = np.empty(len(ids))
+    lib.llama_spec_shared_noise(
+        _engine_seed(seed), place, ffi.from_buffer("int32_t[]", ids), len(ids),
+        ffi.from_buffer("double[]", out),
+    )  # fmt: skip
+    return out
+
+
 class Sampler(Owner):
     """A sampler chain with its state: random numbers, penalty history, grammar position.
 
@@ -252,7 +280,7 @@ class Sampler(Owner):
     def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
         self.model, self.params = model, params or SamplerParams()
         self.seed = _any_seed() if self.params.seed is None else self.params.seed
-        raw, keep = self._raw_params(self.params, self.seed)
+        raw, keep = self._raw_params(self.params, _engine_seed(self.seed))
         out = ffi.new("llama_spec_sampler **")
         code = lib.llama_spec_sampler_new(model.handle, raw, out)
         del keep  # copied by the engine
@@ -279,8 +307,7 @@ class Sampler(Owner):
         raw = ffi.new("struct llama_spec_sampler_params *")
         for name in _NUMBERS:
             setattr(raw, name, getattr(params, name))
-        # 2**32 - 1 means "draw a seed" to the engine; any other number does as well.
-        raw.seed = min(seed, 2**32 - 2)
+        raw.seed, raw.shared_noise = seed, params.shared_noise
         keep: list[Any] = []
 
         def made(kind: str, values: Any) -> Any:
@@ -319,6 +346,11 @@ class Sampler(Owner):
             raw.thought_is_open = params.thought_is_open
             raw.grammar_skips_thoughts = params.grammar_skips_thoughts
         return raw, keep
+
+    @property
+    def place(self) -> int:
+        """The number of accepted tokens that were generated."""
+        return int(lib.llama_spec_sampler_place(self.handle))
 
     def sample(self, context: Context, i: int) -> int:
         """Draws a token from the logits of token i of the context's last batch."""

@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
+from pyllama_spec.chat.media_urls import check_hosts
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.engine import ContextParams, Model, default_n_threads
 from pyllama_spec.engine.checks import checked, instance, integer, meant, one_of
@@ -62,6 +63,12 @@ def _file(value: Any, name: str) -> Any:
     instance(value, (str, os.PathLike, type(None)), name)
     if value is not None and not os.fspath(value):
         raise ArgumentError(name, value, "a file name, or None for none")
+    return value
+
+
+def _folder(value: Any, name: str) -> Any:
+    if _file(value, name) is not None and not os.path.isdir(value):  # noqa: PTH112 - or bytes
+        raise ArgumentError(name, value, "a folder")
     return value
 
 
@@ -114,8 +121,11 @@ class OpenOptions:
         spm_infill: put the suffix before the prefix to fill a gap.
         verbose: progress bars, the engine's messages while it loads, and a line for each request,
             on stderr.
-        mmproj_path: the model's second file, if it sees: its projector. Chats may then have
-            image_url parts with data: URLs.
+        mmproj_path: the model's second file, if it sees: its projector; "auto" for one beside the
+            model whose name has mmproj in it. Chats may then have image_url parts with data: URLs.
+        mmproj_offload: let the projector compute where the model does; False for the host.
+        image_min_tokens, image_max_tokens: bounds for the tokens of a picture, for projectors that
+            take pictures of any size; None for the projector's own.
         draft: the drafter. None or "none" for plain decoding; "prompt-lookup" for copies of the
             text itself; "suffix" for copies of earlier requests' texts too; "grammar" for only the
             tokens that a grammar or schema forces (every other drafter drafts them as well); "mtp"
@@ -134,9 +144,11 @@ class OpenOptions:
             here, and none if plain decoding is faster; "fixed": n_draft tokens in every round;
             "off": none; or a speculative.Controller.
         acceptance: how drafts are accepted at a temperature. "exact": a seed gives the same text
-            with a draft and without. "distribution": rejection sampling of what a draft model draws
-            from its own distribution; tokens have the same one, but the text depends on the draft.
-            For a smaller model as the draft: with all other drafters, at temperature 0, and with
+            with a draft and without. "noise": so it does, but another text than "exact": target and
+            draft model draw by the same noise, and choose the same token more often.
+            "distribution": rejection sampling of what a draft model draws from its own
+            distribution; tokens have the same distribution, but the text depends on the draft. For
+            a smaller model as the draft: with all other drafters, at temperature 0, and with
             grammars, logits processors and mirostat, requests are accepted exactly, and
             `speculation` says why. See docs/draft-models.md.
         draft_n_ctx: how many tokens of a sequence a draft from a file, or the head in the model's
@@ -155,6 +167,10 @@ class OpenOptions:
         draft_memory: the file of a store of texts. "suffix", "mtp" and drafts from files copy from
             it, and requests are written to it unless they have remember=False; one file for each
             tokenizer, see docs/suffix.md. None, the default: nothing is written.
+        media_hosts: hosts that pictures are fetched from where a chat names a URL of http or https:
+            "example.org", with another port than the scheme's "example.org:8443". A private address
+            is connected to only where it is itself in the list, such as "10.0.0.5:9000".
+        media_path: a folder whose files a chat may name by a file: URL, by their path in it.
     """
 
     # fmt: off
@@ -279,8 +295,26 @@ class OpenOptions:
         server="-v --verbose --log-verbose",
     )
     mmproj_path: str | os.PathLike[str] | None = option(
-        None, check=_file, cli="--mmproj", metavar="GGUF", group="pictures",
-        help="the model's second file, its projector, if it sees",
+        None, check=_file, words={"auto": "auto", "none": None}, cli="--mmproj",
+        cli_default="auto", metavar="GGUF", group="target", server="-mm --mmproj",
+        variable="ARG_MMPROJ",
+        help="the projector of a model that sees, auto for one beside the model, or none",
+    )
+    mmproj_offload: bool = option(
+        True, part="projector.use_gpu", cli="--mmproj-offload", group="target",
+        help="let the projector compute where the model does",
+        server="--mmproj-offload", variable="ARG_MMPROJ_OFFLOAD",
+        server_off="--no-mmproj-offload", variable_off="ARG_NO_MMPROJ_OFFLOAD",
+    )
+    image_min_tokens: int | None = option(
+        None, low=1, part="projector", cli="--image-min-tokens", metavar="N", group="target",
+        help="minimum tokens of a picture, where a projector takes any size [the projector's]",
+        server="--image-min-tokens", variable="ARG_IMAGE_MIN_TOKENS",
+    )
+    image_max_tokens: int | None = option(
+        None, low=1, part="projector", cli="--image-max-tokens", metavar="N", group="target",
+        help="maximum tokens of a picture, likewise: fewer take less time and memory",
+        server="--image-max-tokens", variable="ARG_IMAGE_MAX_TOKENS",
     )
     draft: str | os.PathLike[str] | Drafter | None = option(
         None, read=str,
@@ -310,8 +344,10 @@ class OpenOptions:
     )
     acceptance: Acceptance = option(
         "exact", choices=ACCEPTANCE, cli="--acceptance", cli_default=None, group="draft",
-        help="how tokens of a smaller model are accepted at a temperature: exact; distribution: "
-        "more of them, and the text depends on the draft [exact]",
+        help="how tokens of a smaller model are accepted at a temperature: exact; noise: both "
+        "models draw by the same noise, which accepts more of a similar model; a seed gives the "
+        "same text with any draft, and another than exact; distribution: the text depends on the "
+        "draft [exact]",
     )
     repack: bool = option(True, part="model")
     n_parallel: int = option(
@@ -357,6 +393,15 @@ class OpenOptions:
         help="a store of texts to copy from, which this text is added to; made if missing, see "
         "the command memory",
     )
+    media_hosts: Sequence[str] = option(
+        (), check=check_hosts, cli="--media-hosts", metavar="HOST,...", group="served",
+        help="hosts that pictures are fetched from where a chat names a URL [none]",
+        server="--media-hosts",
+    )
+    media_path: str | os.PathLike[str] | None = option(
+        None, check=_folder, cli="--media-path", metavar="DIR", group="served",
+        help="a folder whose files a chat may name by a file: URL [none]", server="--media-path",
+    )
     # fmt: on
 
     @classmethod
@@ -365,6 +410,14 @@ class OpenOptions:
     ) -> tuple[OpenOptions, list[str]]:
         """Reads the options and the unknown keywords of a Llama() call."""
         known = {name: value for name, value in keywords.items() if name in KEYWORDS}
+        handler = known.get("chat_handler")
+        # llama-cpp-python's handlers of pictures say where the projector is.
+        if (path := getattr(handler, "clip_model_path", None)) is not None:
+            form = None if "chat_template" in known else getattr(handler, "chat_format", None)
+            known |= {
+                "mmproj_path": path, "mmproj_offload": getattr(handler, "use_gpu", True),
+                "chat_handler": None, "chat_format": form,
+            }  # fmt: skip
         return cls(model_path, **known), [name for name in keywords if name not in known]
 
     def keywords(self) -> dict[str, Any]:

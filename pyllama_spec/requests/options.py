@@ -35,8 +35,8 @@ MAX_LOGPROBS = 1000
 # More choices than anybody reads; each is a request of its own.
 MAX_CHOICES = 1024
 # How drafts are accepted.
-Acceptance = Literal["exact", "distribution"]
-ACCEPTANCE = ("exact", "distribution")
+Acceptance = Literal["exact", "noise", "distribution"]
+ACCEPTANCE = ("exact", "noise", "distribution")
 # What OpenAI's API knows, from no thoughts to as many as the model likes.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _USAGE_OPTIONS = ("include_usage", "continuous_usage_stats")
@@ -199,7 +199,7 @@ class RequestOptions:
             same.
         n_draft: the most tokens to draft for this request per round, within the Llama's own limit;
             0 decodes it plainly, None takes the Llama's limit. The text is the same.
-        acceptance: "exact" or "distribution", see Llama; None for the Llama's own. With
+        acceptance: "exact", "noise" or "distribution", see Llama; None for the Llama's own. With
             "distribution" n_draft, prediction and the controller change which text a seed gives.
         stream_options: for streams: {"include_usage": True} for a last chunk with `usage` and no
             choices, and `usage` None in the others; with "continuous_usage_stats" each has the

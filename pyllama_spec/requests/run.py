@@ -439,9 +439,9 @@ def _why_exact(accepts: str, params: SamplerParams, options: RequestOptions) -> 
     """The reason why a request accepts exactly in spite of its option; None without one."""
     if accepts == "exact":
         return None
-    if options.processors:
+    if accepts == "distribution" and options.processors:
         return "logits processors change the distribution"
-    return why_exact(params)
+    return why_exact(params, accepts)
 
 
 class Run:

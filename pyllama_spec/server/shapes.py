@@ -60,7 +60,7 @@ class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         draft: False decodes plainly. The text is the same.
         n_draft: the most tokens to draft per round.
-        acceptance: "exact" or "distribution", see Llama; None for the server's own.
+        acceptance: "exact", "noise" or "distribution", see Llama; None for the server's own.
         show_tokens: whether each choice and chunk has `token_sources`.
     """
 

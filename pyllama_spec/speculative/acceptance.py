@@ -17,8 +17,9 @@ without a draft.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from pyllama_spec.drafters.draws import TokenDraws
+from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.sampler import Distribution
 from pyllama_spec.errors import PyllamaSpecError
@@ -87,13 +88,13 @@ def sample_and_match(
 BY_GRAMMAR = "a grammar may refuse a token after it is drawn"
 
 
-def why_exact(params: SamplerParams) -> str | None:
+def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | None:
     """The reason why a request accepts exactly in spite of its option; None without one."""
     if params.is_greedy:
         return "at temperature 0 there is nothing to draw"
     if params.mirostat:
         return "mirostat chooses by what it has chosen before"
-    if params.grammar is not None:
+    if params.grammar is not None and acceptance == "distribution":
         return BY_GRAMMAR
     return None
 
@@ -104,6 +105,10 @@ def accepting_sampler(
     """A request's sampler, and the random draws of its drafts if it does not accept exactly."""
     if acceptance == "exact" or why is not None:
         return Sampler(model, params), None
+    if acceptance == "noise":
+        params = replace(params, shared_noise=True)
+        sampler = Sampler(model, params)
+        return sampler, SharedNoise(params, sampler)
     sampler = Sampler(model, params)
     return sampler, TokenDraws(params, sampler.seed)
 

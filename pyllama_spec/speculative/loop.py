@@ -107,7 +107,8 @@ class SpeculativeLoop:
             sampler: chooses tokens.
             max_tokens: the maximum number of tokens to generate.
             observe: called with each committed token and its row.
-            draws: the random draws of a drafter, for rejection sampling; None for greedy ones.
+            draws: the random draws of a drafter, for rejection sampling or shared noise; None for
+                greedy drafts.
 
         Yields:
             A Step per round, the first one with the token that the prompt's last row gave. The

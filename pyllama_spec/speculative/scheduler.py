@@ -163,6 +163,8 @@ class Scheduler:
         """The drafter's request for a span with n_requested above 0."""
         decision = span.decision
         assert decision is not None
+        if draws is not None:
+            draws.begin()
         n_lookup = min(decision.n_lookup, span.max_draft)
         stop, lookup_only = self.controller.stop_of(span), decision.lookup_only
         return DraftRequest(span.seq, tokens, span.n_requested, stop, lookup_only, n_lookup, draws)

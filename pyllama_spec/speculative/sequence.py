@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyllama_spec.drafters.base import Draft, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Adapter
-from pyllama_spec.engine.media import PlacedRows
+from pyllama_spec.engine.media import MediaRows, PlacedRows
 from pyllama_spec.engine.media_ids import up_to_medium
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
@@ -166,6 +166,12 @@ class SequenceRun:
     def medium_at(self, at: int) -> PlacedRows | None:
         """The image that a token of the prompt is a row of; None for text."""
         return next((m for m in self.media if m.start <= at < m.start + len(m.media.ids)), None)
+
+    def rows_at(self, at: int, n: int) -> MediaRows:
+        """The rows of an image that tokens at .. at + n - 1 are."""
+        placed = self.medium_at(at)
+        assert placed is not None
+        return placed.media.part(at - placed.start, n)
 
     @property
     def is_at_a_border(self) -> bool:

@@ -97,8 +97,9 @@ class SpeculationStats:
     reason_off: str | None = None
     # What the drafter raised, with its traceback; None if it did not fail.
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
-    # How drafts of the drafter are accepted: "exact"; "distribution" where the drafter draws its
-    # tokens and rejection sampling accepts them. Copies and forced text are accepted exactly.
+    # How drafts of the drafter are accepted: "exact"; "noise" where the target draws by shared
+    # noise; or "distribution" where the drafter draws its tokens and rejection sampling accepts
+    # them. Copies and forced text are always accepted exactly.
     acceptance: str = "exact"
     # Why it is "exact" though the request asked for another acceptance; else None.
     why_exact: str | None = None

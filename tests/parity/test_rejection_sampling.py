@@ -23,6 +23,7 @@ from pyllama_spec.drafters import (
     Drafter,
     DraftRequest,
     NoDrafter,
+    SharedNoise,
     TokenDraws,
 )
 from pyllama_spec.drafters.lookup_first import LookupFirst
@@ -67,8 +68,10 @@ def start(
     prompt: Sequence[int] = (A, A),
     seq: SequenceState | None = None,
 ) -> SequenceRun:
+    """A request whose acceptance is by shared noise where the parameters say so."""
     params = replace(params, seed=seed)
-    sampler, draws = Sampler(model, params), TokenDraws(params, seed)
+    sampler = Sampler(model, params)
+    draws = SharedNoise(params, sampler) if params.shared_noise else TokenDraws(params, seed)
     return SequenceRun(seq or SequenceState(), prompt, sampler, n, draws=draws)
 
 
@@ -92,6 +95,7 @@ def texts_of(
     controller: Controller | None = None,
     n_seqs: int = 1,
     prompt: Sequence[int] = (A, A),
+    acceptance: str = "distribution",
 ) -> tuple[list[list[int]], int, int]:
     """So many texts, and how many of their tokens were drafted, and accepted."""
     model = model or tiny("markov", chances=TARGET_ROWS)
@@ -106,7 +110,7 @@ def texts_of(
             out += finish(round_, runs)
             n_drafted += sum(run.stats.drafted for run in runs)
             n_accepted += sum(run.stats.accepted for run in runs)
-            assert {run.stats.acceptance for run in runs} == {"distribution"}
+            assert {run.stats.acceptance for run in runs} == {acceptance}
     return out, n_drafted, n_accepted
 
 

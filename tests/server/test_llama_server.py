@@ -49,6 +49,10 @@ _LINES: dict[str, tuple[str, dict[str, Any]]] = {
                 "main_gpu": 1, "rpc_servers": ["a:1", "b:2"]}),
     "overrides": (_OVERRIDES,
                   {"kv_overrides": {"a.b": 4, "c": True, "d": "x"}}),
+    "pictures": ("-m t.gguf -mm p.gguf --no-mmproj-offload --image-max-tokens 512",
+                 {"mmproj_path": Path("p.gguf"), "mmproj_offload": False, "image_max_tokens": 512}),
+    "pictures beside": ("-m t.gguf --mmproj-auto", {"mmproj_path": "auto"}),
+    "no pictures": ("-m t.gguf --mmproj p.gguf --no-mmproj", {"mmproj_path": None}),
     "ranks": ("-m t.gguf --reranking", {"embedding": True, "pooling_type": "rank"}),
     "template": ("-m t.gguf --chat-template llama3", {"chat_format": "llama-3"}),
     "own template": ("-m t.gguf --chat-template {{messages}}", {"chat_template": "{{messages}}"}),
@@ -119,7 +123,7 @@ def test_the_table_is_that_of_the_pin() -> None:
     names = [name for flag in FLAGS for name in flag.names]
     assert len(names) == len({*names})
     assert not [name for name in names if is_idle(name)]
-    older = {"--mlock", "--mmap", "--no-mmap", "--allowed-hosts"}
+    older = {"--mlock", "--mmap", "--no-mmap", "--allowed-hosts", "--media-hosts"}
     for name in {*names, *(one for one in IDLE if "*" not in one)} - older:
         found = re.search(rf'\{{[^{{}}]*"{re.escape(name)}"[^{{}}]*\}},', source)
         assert found is not None, name
