@@ -132,7 +132,7 @@ test-arm64: $(STAMP) $(VENV)/.test $(SMOLLM2)
 	$(MAKE) wheel MACHINE=aarch64
 	$(BIN)/python -m tools.arm64_python build/arm64 dist-aarch64/*.whl
 	$(BIN)/python -m tests.model_texts build/arm64/x86.json $(SMOLLM2) --tokens 12
-	$(MAKE) -k -j 2 $(ARM64_JOBS:%=arm64-%)
+	$(MAKE) -k -j "$$(nproc)" $(ARM64_JOBS:%=arm64-%)
 
 arm64-parity arm64-faces:
 	$(WITH_CPU) build/arm64/python -m pytest $(ARM64_TESTS) $(QUICK) $(PYTEST_ARGS)
