@@ -149,7 +149,7 @@ arm64-products-%:
 	$(WITH_CPU) qemu-aarch64 build/arm64/$* 48 | awk '$$NF < 1e-5 { n++; next } 1; END { print "$*: " n " products"; exit n != 3541 || NR != n }'
 
 # The wheel for Windows in Wine, with a Python from the package index: the project's own tests of rows, files and faces, stores
-# that are killed, and SmolLM2's texts beside Linux's. On Debian: apt-get install g++-mingw-w64-x86-64 wine wine64
+# that are killed, and SmolLM2's texts beside Linux's. On Debian: what is missing is installed.
 WINDOWS = build/windows
 WINDOWS_TESTS ?= tests/windows tests/rpc/test_placement.py tests/unit/test_files.py tests/unit/test_options.py \
     $(addprefix tests/drafters/,test_suffix_store.py test_suffix_store_upkeep.py) \
@@ -160,8 +160,7 @@ WINDOWS_TESTS ?= tests/windows tests/rpc/test_placement.py tests/unit/test_files
 WINDOWS_KILLS = tests/drafters/test_suffix_store_kills.py tests/server/test_prefix_kills.py
 WINE = $(BIN)/python -m tests.windows.wine run $(WINDOWS)
 test-windows: $(STAMP) $(VENV)/.test $(SMOLLM2)
-	@for program in x86_64-w64-mingw32-g++-posix wine; do command -v $$program >/dev/null || \
-	    { echo "$$program is missing: apt-get install g++-mingw-w64-x86-64 wine wine64"; exit 1; }; done
+	command -v x86_64-w64-mingw32-g++-posix && command -v wine || apt-get install -y g++-mingw-w64-x86-64 wine wine64
 	$(MAKE) wheel
 	$(MAKE) wheel MACHINE=windows
 	$(BIN)/python -m tests.windows.wine prepare $(WINDOWS) dist-windows/*.whl
