@@ -1,16 +1,16 @@
-"""Images for a model that sees, by the projector in its second file.
+"""Images and sounds for a model that takes them, by the projector in its second file.
 
-A projector makes rows of a picture, which the model reads in the place of tokens. In a prompt each
-row has an id below 0, made of all rows: whatever compares tokens finds a prefix with the same
-picture, and never one with another, or that another projector has read.
+A projector makes rows of a picture or a sound, which the model reads in the place of tokens. In a
+prompt each row has an id below 0, made of all rows: whatever compares tokens finds a prefix with
+the same picture, and never one with another, or that another projector has read.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from pyllama_spec.gguf.reader import GgufFile, GgufKey, read_gguf
 
 # An image that is larger has to be scaled down before: the engine keeps several copies of it.
 MAX_PIXELS = 1 << 26
+# Of a sound: models read up to 25 rows of a second.
+MAX_SECONDS = 1800
 # The engine divides by them, or loops for ever where they are 0.
 _DIVISORS = (
     "patch_size", "image_size", "embedding_length", "attention.head_count", "spatial_merge_size",
@@ -51,6 +53,16 @@ _NEEDED = {
     b"phi4": ("v.position_embd.weight",),
     b"lfm2": ("v.position_embd.weight",),
 }
+# Encoders of sounds like Whisper's: the engine looks at their first layer, and at places.
+_WHISPERS = (
+    b"ultravox",
+    b"qwen2a",
+    b"qwen2.5o",
+    b"voxtral",
+    b"glma",
+    b"meralion",
+    b"musicflamingo",
+)
 # These have other first tensors.
 _WITHOUT_PATCHES = (b"yasa2", b"deepseekocr", b"deepseekocr2")
 # The engine merges 2 x 2 patches of these, whatever the file says, and writes as many positions.
@@ -75,6 +87,18 @@ class MediaRows:
     n_positions: int
     is_whole: bool
 
+    def part(self, first: int, n: int) -> MediaRows:
+        """Rows first .. first + n - 1. Positions stay those of the whole."""
+        end = first + n
+        return replace(
+            self, ids=self.ids[first:end], rows=self.rows[first:end],
+            positions=self.positions[:, first:end],
+        )  # fmt: skip
+
+
+Samples = npt.NDArray[np.float32]
+# How files of sounds begin: WAV, FLAC, MP3 with tags and without.
+_SOUNDS = (b"RIFF", b"fLaC", b"ID3", *(bytes((0xFF, 0xE0 | i)) for i in range(32)))
 
 # A part of a prompt: tokens, or rows.
 Part = tuple[int, ...] | MediaRows
@@ -100,8 +124,24 @@ def joined(parts: Sequence[Part]) -> tuple[tuple[int, ...], tuple[PlacedRows, ..
     return tuple(ids), tuple(placed)
 
 
+class Prepared:
+    """A picture or a sound, scaled and cut, of which no rows are computed yet.
+
+    Attributes:
+        n_tokens: the tokens and rows that it takes of a prompt.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        part = ffi.new("struct llama_spec_media_part *")
+        self.n_tokens = 0
+        for i in range(lib.llama_spec_media_n_parts(raw)):
+            check(lib.llama_spec_media_get_part(raw, i, part), "cannot read it")
+            self.n_tokens += int(part.n_rows)
+
+
 class Projector(Owner):
-    """The second file of a model that sees, often called mmproj.
+    """The second file of a model that sees or hears, often called mmproj.
 
     It keeps the model's weights alive, so that they can be closed in any order. One thread at a
     time computes; others wait.
@@ -114,9 +154,13 @@ class Projector(Owner):
         image_min_tokens, image_max_tokens: bounds for the rows of an image, of projectors whose
             images may have any size; None for the file's own.
 
+    Attributes:
+        sees: whether it takes images.
+        sample_rate: the samples of a second of a sound; 0 if it takes none.
+
     Raises:
         ModelLoadError: the file is missing, broken, or made for another model.
-        UnsupportedError: it is of a kind that is not read here, or makes no rows of images.
+        UnsupportedError: it is of a kind that is not read here, or makes no rows of either.
     """
 
     def __init__(
@@ -148,19 +192,30 @@ class Projector(Owner):
         self._handle = Handle(
             out[0], lib.llama_spec_projector_free, f"the projector {self.path} is closed"
         )
+        self.sees = bool(lib.llama_spec_projector_sees(out[0]))
+        self.sample_rate = int(lib.llama_spec_projector_rate(out[0]))
 
     def cancel(self, value: bool = True) -> None:
         """Cancels what another thread computes; False lets later calls run again."""
         lib.llama_spec_projector_cancel(self.handle, value)
 
     def image(self, pixels: npt.NDArray[np.uint8]) -> tuple[Part, ...]:
-        """An image as parts of a prompt: the tokens around it, and its rows.
+        """An image as parts of a prompt, in one call: see prepared_image() and computed()."""
+        return self.computed(self.prepared_image(pixels))
+
+    def audio(self, samples: Samples) -> tuple[Part, ...]:
+        """A sound as parts of a prompt, in one call: see prepared_audio() and computed()."""
+        return self.computed(self.prepared_audio(samples))
+
+    def prepared_image(self, pixels: npt.NDArray[np.uint8]) -> Prepared:
+        """An image, scaled and cut.
 
         Args:
             pixels: [height, width, 3] uint8, red, green, blue.
 
         Raises:
             ArgumentError: the array has another shape or too many pixels.
+            UnsupportedError: the projector takes no images.
             CancelledError: cancel() was called.
         """
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
@@ -171,30 +226,95 @@ class Projector(Owner):
         height, width = pixels.shape[:2]
         if height * width > MAX_PIXELS:
             raise ArgumentError("pixels", f"{width}x{height}", f"at most {MAX_PIXELS} pixels")
-        data = np.ascontiguousarray(pixels)
-        raw = ffi.from_buffer("uint8_t[]", data)
+        if not self.sees:
+            raise UnsupportedError(f"{self.path.name} takes no images")
+        raw = ffi.from_buffer("uint8_t[]", np.ascontiguousarray(pixels))
+        return self._prepared(lambda out: lib.llama_spec_media_image(
+            self.handle, raw, width, height, out
+        ))  # fmt: skip
+
+    def prepared_audio(self, samples: Samples) -> Prepared:
+        """A sound, as a spectrum in pieces.
+
+        Args:
+            samples: [n] float32, one channel at sample_rate, from -1 to 1.
+
+        Raises:
+            ArgumentError: the array has another shape, or is longer than MAX_SECONDS.
+            UnsupportedError: the projector takes no sounds.
+            CancelledError: cancel() was called.
+        """
+        if not self.sample_rate:
+            raise UnsupportedError(f"{self.path.name} takes no sounds")
+        most = MAX_SECONDS * self.sample_rate
+        if samples.dtype != np.float32 or samples.ndim != 1 or not 2 <= samples.size <= most:
+            raise ArgumentError(
+                "samples", problem=f"are {samples.dtype} of shape {samples.shape}",
+                expected=f"float32 of shape (n,), 2 to {most} numbers",
+            )  # fmt: skip
+        raw = ffi.from_buffer("float[]", np.ascontiguousarray(samples))
+        return self._prepared(lambda out: lib.llama_spec_media_sound(
+            self.handle, raw, samples.size, out
+        ))  # fmt: skip
+
+    def _prepared(self, prepare: Callable[[Any], int]) -> Prepared:
         out = ffi.new("llama_spec_media **")
         with self._lock:
-            code = lib.llama_spec_media_image(self.handle, raw, width, height, out)
+            code = prepare(out)
             media = ffi.gc(out[0], lib.llama_spec_media_free)
-            check(code, "cannot read the image")
-            n = lib.llama_spec_media_n_parts(media)
-            return tuple(self._part(media, i) for i in range(n))
+            check(code, "cannot read it")
+            return Prepared(media)
+
+    def computed(self, prepared: Prepared) -> tuple[Part, ...]:
+        """The parts of a prompt: the tokens around a picture or a sound, and its rows.
+
+        Raises:
+            CancelledError: cancel() was called.
+        """
+        raw = prepared._raw
+        with self._lock:
+            return tuple(self._part(raw, i) for i in range(lib.llama_spec_media_n_parts(raw)))
 
     def _part(self, media: Any, i: int) -> Part:
         raw = ffi.new("struct llama_spec_media_part *")
-        check(lib.llama_spec_media_get_part(media, i, raw), "cannot read the image")
+        check(lib.llama_spec_media_get_part(media, i, raw), "cannot read it")
         if raw.ids != ffi.NULL:
             return tuple(ffi.unpack(raw.ids, raw.n_rows))
         positions = np.zeros((3, raw.n_rows), np.int32)
         place = ffi.from_buffer("int32_t[]", positions)
-        check(lib.llama_spec_media_positions(media, i, place), "cannot read the image")
+        check(lib.llama_spec_media_positions(media, i, place), "cannot read it")
         rows = np.zeros((raw.n_rows, self.model.info.n_embd_inp), np.float32)
         code = lib.llama_spec_media_encode(media, i, ffi.from_buffer("float[]", rows))
-        check(code, "cannot compute the rows of the image")
+        check(code, "cannot compute its rows")
         content = positions.tobytes() + rows.tobytes()
         ids = media_ids(content, raw.n_rows, raw.n_positions)
         return MediaRows(ids, rows, positions, raw.n_positions, raw.is_whole)
+
+
+def decoded_audio(content: bytes, rate: int) -> Samples:
+    """The samples of a WAV, FLAC or MP3 file, one channel at a rate.
+
+    Raises:
+        ArgumentError: it is damaged, of another kind, or longer than MAX_SECONDS; or than the
+            seconds that two channels of 48,000 samples have as many of.
+        UnsupportedError: the rate is 0, that of a projector that takes no sounds.
+    """
+    if not rate:
+        raise UnsupportedError("the projector takes no sounds")
+    if not content.startswith(_SOUNDS):
+        raise ArgumentError(problem="is no sound", expected="a WAV, FLAC or MP3 file")
+    # Pages of it are reserved as they are written.
+    out = np.empty(MAX_SECONDS * rate, np.float32)
+    raw = ffi.from_buffer("uint8_t[]", content)
+    n = lib.llama_spec_sound(raw, len(content), rate, ffi.from_buffer("float[]", out), out.size)
+    if n == -2:
+        raise ArgumentError(problem="is too long", expected=f"at most {MAX_SECONDS} seconds")
+    if n < 2:
+        raise ArgumentError(problem="cannot be read as a sound", remedy="send a WAV, FLAC or MP3")
+    samples: Samples = out[:n].copy()
+    if not np.isfinite(samples).all():
+        raise ArgumentError(problem="has samples that are no numbers")
+    return samples
 
 
 def _check_keys(path: Path) -> None:
@@ -225,6 +345,9 @@ def _check_tensors(file: GgufFile, kind: bytes, *, is_vision: bool) -> None:
     needed = _NEEDED.get(kind, ())
     if is_vision and sees is not None and sees.value and kind not in _WITHOUT_PATCHES:
         needed = ("v.patch_embd.weight", *needed)
+    if kind in _WHISPERS and (not is_vision or kind != b"qwen2.5o"):
+        n_layer = file.keys.get("clip.audio.block_count", GgufKey(0, None, 0)).value
+        needed = ("a.position_embd.weight", f"a.blk.{n_layer - 1:.0f}.ln1.weight")
     for name in needed:
         if name not in file.tensors:
             raise ModelLoadError(f"{file.path} has no tensor {name}: download it again")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial, wraps
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import SimpleNamespace
 from typing import (
     TYPE_CHECKING,
@@ -68,7 +68,7 @@ from pyllama_spec.llama.chat_completion import (
     registered_handler,
 )
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
-from pyllama_spec.llama.eyes import Eyes
+from pyllama_spec.llama.eyes import ASKING, Asking, Eyes
 from pyllama_spec.llama.open_model import (
     LlamaState,
     Logits,
@@ -260,7 +260,9 @@ async def answered(
     is_stream = check_stream(stream)
     deferred = Deferred.CHUNKS if is_stream else Deferred.WHOLE
     call = partial(create, *args, stream=deferred, **keywords)
-    in_context = partial(copy_context().run, call)
+    asking, context = Asking(), copy_context()
+    context.run(ASKING.set, asking)
+    in_context = partial(context.run, call)
     made = asyncio.get_running_loop().run_in_executor(_executor(os.getpid()), in_context)
     timeout_s = keywords.get("timeout_s")
     limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
@@ -274,6 +276,7 @@ async def answered(
         handle: Any = made.result()
     finally:
         if not made.done():
+            asking.give_up()
             made.add_done_callback(_give_up)
         # An error knows this frame, which would know it: a prompt of megabytes stayed with it.
         del made
@@ -798,7 +801,14 @@ class Llama(Closeable):
         if self._eyes is None or not pictures:
             tokens: Sequence[int] = rendered.tokenize(self.model.vocab)
         else:
-            tokens, media = self._eyes.prompt(rendered, pictures)
+            begin, n_ctx = monotonic(), self._runtime.context.n_ctx_seq
+            timeout_s = request.timeout_s
+            tokens, media = self._eyes.prompt(
+                rendered, pictures, n_ctx, request.user or "", timeout_s
+            )  # fmt: skip
+            if timeout_s is not None:
+                left_s = timeout_s - (monotonic() - begin)
+                request = replace(request, timeout_s=max(left_s, 1e-3))
         last_n, runs = self.last_n_tokens_size, list[Run]()
         for one in options_of_choices(request, self._opened.seeds):
             runs.append(self._opened.run(tokens, one, last_n=last_n, media=media))
@@ -1389,6 +1399,8 @@ class Llama(Closeable):
         Requests that wait for a place are not touched; with none running nothing happens.
         """
         self._embeddings.cancel()
+        if self._eyes is not None:
+            self._eyes.cancel()
         self._opened.runner.cancel()
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ from pyllama_spec.speculative.sequence import n_common
 _MAX_AHEAD = 64
 _CLOSED = "the model is closed; open it again"
 _CANCELLED = "the generation was cancelled"
-_LATE = "the request was not answered within its timeout; allow more time, or fewer tokens"
+LATE = "the request was not answered within its timeout; allow more time, or fewer tokens"
 _IN_CALLBACK = (
     "a callback of a running generation may not {what}: it would wait for itself; read the stream "
     "to its end or close() it before, or do it in another thread"
@@ -508,7 +508,7 @@ class Runner:
         now = monotonic()
         for run in runs:
             if run.deadline is not None and run.deadline <= now:
-                self._cancel([run], DeadlineError(_LATE))
+                self._cancel([run], DeadlineError(LATE))
 
     def close(self) -> bool:
         """Ends all requests and refuses new ones; False if already closed."""

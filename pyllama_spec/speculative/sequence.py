@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyllama_spec.drafters.base import Draft, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Adapter
-from pyllama_spec.engine.media import PlacedRows
+from pyllama_spec.engine.media import MediaRows, PlacedRows
 from pyllama_spec.engine.media_ids import up_to_medium
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
@@ -104,17 +104,18 @@ class SequenceRun:
     # The maximum number of prompt tokens to reuse, from this sequence alone; None for as many as
     # any sequence holds.
     max_held: int | None = None
+    # The rows of images in the prompt, whose ids are below 0.
+    media: Sequence[PlacedRows] = ()
+    # ---- what HeldSequences finds of its prefix
     # Numbers of prompt tokens after which a part ends when the prompt is read, since other prompts
     # continue differently there.
     borders: set[int] = field(default_factory=set)
-    # The rows of images in the prompt, whose ids are below 0.
-    media: Sequence[PlacedRows] = ()
     adapters_key: AdaptersKey = ()  # of the adapters that it is computed with
-    n_begun: int = 0  # the number of requests that began before it
     # The request that reads a prefix of its prompt, which it copies then; else None.
     waits_for: SequenceRun | None = None
     # The number of prompt tokens that were not read, since they were held already.
     n_cached: int = 0
+    # ---- how far it is
     n_generated: int = 0  # the number of generated tokens
     # The number of rounds, since a part of its prompt was read, in which other prompts were read.
     n_passed: int = 0
@@ -165,6 +166,12 @@ class SequenceRun:
     def medium_at(self, at: int) -> PlacedRows | None:
         """The image that a token of the prompt is a row of; None for text."""
         return next((m for m in self.media if m.start <= at < m.start + len(m.media.ids)), None)
+
+    def rows_at(self, at: int, n: int) -> MediaRows:
+        """The rows of an image that tokens at .. at + n - 1 are."""
+        placed = self.medium_at(at)
+        assert placed is not None
+        return placed.media.part(at - placed.start, n)
 
     @property
     def is_at_a_border(self) -> bool:
