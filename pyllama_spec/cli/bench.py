@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyllama_spec.cli.options import (
     DRAFT_HELP,
-    PICTURES,
     PLACES,
     add_options,
     given,
@@ -55,7 +54,7 @@ def add_bench(commands: _Commands) -> None:
     add("--seed", type=int, default=1, help="seed of sampling")
     add("--chat", action=argparse.BooleanOptionalAction, default=None,
         help="render all prompts by the chat template, or none [as each line says]")  # fmt: skip
-    add_options(parser, OpenOptions, *PLACES, but=PICTURES)
+    add_options(parser, OpenOptions, *PLACES)
     add("-c", "--n-ctx", type=int, help="context length [as long as needed]")
     add_options(parser, OpenOptions, "threads")
     parser.set_defaults(run=run_bench)

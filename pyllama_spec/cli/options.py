@@ -70,7 +70,6 @@ _Parser: TypeAlias = "argparse.ArgumentParser | argparse._ActionsContainer"
 # The groups of OpenOptions that place a target and a draft, and bound a draft.
 PLACES = ("target", "layers", "context")
 DRAFTING = ("draft length", "draft")
-PICTURES = ("mmproj_path", "mmproj_offload", "image_min_tokens", "image_max_tokens")
 _OF_DRAFT = tuple(
     one.name for one in options_of(OpenOptions).values()
     if (one.group in DRAFTING and one.name != "n_ctx") or one.name == "draft_gpu_layers"

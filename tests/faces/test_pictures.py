@@ -187,6 +187,18 @@ def test_a_projector_beside_the_model_is_found(
     assert f"takes {found['n_tokens']} tokens" in " ".join(capsys.readouterr().out.split())
 
 
+def test_bench_of_a_prompt_with_a_picture(beside: Path) -> None:
+    content = [url_of(file_of(picture(40, 50))), {"type": "text", "text": "what?"}]
+    line = {"id": "a", "category": "b", "messages": [{"role": "user", "content": content}]}
+    (prompts := beside.with_name("p.jsonl")).write_text(json.dumps(line))
+    out = beside.with_name("out.json")
+    command = ["bench", "-m", str(beside), "-d", "prompt-lookup", "-n", "8", "--repeat", "1"]
+    assert main([*command, "--prompts", str(prompts), "--json", str(out)]) == 0
+    (found,) = json.loads(out.read_text())["prompts"]
+    assert found["same_text"]
+    assert main([*command, "--prompts", str(prompts), "--mmproj", "none"]) == 1
+
+
 def test_a_picture_in_a_conversation(
     beside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

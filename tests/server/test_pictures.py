@@ -6,6 +6,8 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 from tests.faces.test_pictures import file_of, opened, url_of
@@ -65,6 +67,26 @@ def test_the_same_text_in_each_dialect(client: Client) -> None:
     answer = client.right(RESPONSES, response())
     assert answer["output"][0]["content"][0]["text"] == text
     assert answer["usage"]["input_tokens"] == N_PROMPT
+
+
+def test_the_published_clients(client: Client) -> None:
+    plain = plain_text("gemma3", PARTS, N)
+    text = seeing("gemma3").vocab.detokenize(plain).decode(errors="replace")
+    gpt: Any = openai.OpenAI(base_url=f"{client.url}/v1", api_key="-", max_retries=0)
+    claude: Any = anthropic.Anthropic(base_url=client.url, api_key="-", max_retries=0)
+    with gpt.chat.completions.create(model="m", stream=True, **chat()) as stream:
+        assert "".join(one.choices[0].delta.content or "" for one in stream if one.choices) == text
+    assert gpt.responses.create(model="m", **response()).output_text == text
+    asked = message()
+    greedy = {"temperature": asked.pop("temperature")}
+    with claude.messages.stream(**asked, extra_body=greedy) as stream:
+        assert stream.get_final_text() == text
+    del asked["max_tokens"]
+    assert claude.messages.count_tokens(**asked).input_tokens == N_PROMPT
+    with pytest.raises(openai.BadRequestError):
+        gpt.chat.completions.create(model="m", **chat(b"no picture"))
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.create(model="m", max_tokens=2, messages=message(b"no")["messages"])
 
 
 def test_counts(client: Client) -> None:
