@@ -122,9 +122,6 @@ def is_json(text: str) -> bool:
     return True
 
 
-_MEDIA = {"image_url": "image", "input_audio": "audio"}
-
-
 def _text(content: object, i: int) -> str | None:
     """A content as one text; None, as of assistant messages with tool calls, stays None."""
     if content is None or isinstance(content, str):
@@ -138,11 +135,11 @@ def _text(content: object, i: int) -> str | None:
         if not isinstance(part, Mapping) or "type" not in part:
             raise ArgumentError(f"messages[{i}].content[{k}]", part, "a part with a type")
         if part["type"] not in ("text", "refusal"):
-            what = _MEDIA.get(part["type"]) if isinstance(part["type"], str) else None
+            is_picture = part["type"] == "image_url"
             raise UnsupportedError(
-                f"{what} input is not supported" if what else "",
+                "image input is not supported" if is_picture else "",
                 param=f"messages[{i}].content[{k}].type", value=part["type"], expected="text alone",
-                setup="give the model its projector as `mmproj_path`" if what else "",
+                setup="give a model that sees its `mmproj_path`" * is_picture,
             )  # fmt: skip
         text = part.get(part["type"])
         if not isinstance(text, str):

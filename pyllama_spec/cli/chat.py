@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +19,6 @@ from pyllama_spec.cli.generate import (
     print_notes,
     print_pieces,
     request_options,
-    sound_part,
 )
 from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
 from pyllama_spec.errors import PyllamaSpecError
@@ -34,7 +32,6 @@ _MAX_TOKENS = 1024
 _HELP = """\
 /help              this text
 /image FILE        show a picture with the next message
-/audio FILE        play a sound with it
 /reset             begin anew; the system message stays
 /quit              leave; so does Ctrl-D, on Windows Ctrl-Z and Enter
 Ctrl-C             end the answer, or drop what is typed
@@ -61,11 +58,7 @@ def run_chat(args: argparse.Namespace) -> int:
         for one in noted:
             print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
         if llama.mmproj_path is not None:
-            can = " and ".join(
-                command for command, name in (("/image FILE", "vision"), ("/audio FILE", "audio"))
-                if llama.modalities[name]
-            )  # fmt: skip
-            print_notes([f"{llama.mmproj_path.name} reads {can}"])
+            print_notes([f"{llama.mmproj_path.name} reads pictures: /image FILE"])
         is_typed = sys.stdin.isatty() and sys.stdout.isatty()
         if is_typed:
             print(dim("/help says what can be done, /quit leaves", sys.stdout))
@@ -114,9 +107,8 @@ class _Chat:
             return False
         if name == "/help":
             print(_HELP)
-        elif name in ("/image", "/audio"):
-            part_of = picture_part if name == "/image" else sound_part
-            self._show(part_of, given.strip().strip("'\""))
+        elif name == "/image":
+            self._show(given.strip().strip("'\""))
         elif name == "/reset":
             self._turns, self._pictures = [], []
             print("A new conversation.")
@@ -126,9 +118,9 @@ class _Chat:
             self._answer(text)
         return True
 
-    def _show(self, part_of: Callable[[Path], dict[str, Any]], path: str) -> None:
+    def _show(self, path: str) -> None:
         try:
-            self._pictures.append(part_of(Path(path).expanduser()))
+            self._pictures.append(picture_part(Path(path).expanduser()))
         except PyllamaSpecError as error:
             print(error, file=sys.stderr)
 

@@ -64,7 +64,6 @@ _PAYS = 1.03
 # The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
 _PICTURE = (1024, 768)
-_SOUND_S = 10
 _OF_PLACES = [
     one.name for one in options_of(OpenOptions).values() if one.group in ("target", "layers")
 ]
@@ -107,7 +106,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
         _print_costs(result["verify_cost"], result["own_share"], args.max_rows)
     if eyes := result.get("projector"):
         _field("projector", f"{eyes['path']}: {eyes['size_bytes'] / 1e6:.1f} MB of weights; a "
-               f"{eyes['measured']} takes {eyes['n_tokens']} tokens and "
+               f"picture of {eyes['picture']} takes {eyes['n_tokens']} tokens and "
                f"{eyes['picture_s']:.2f} s")  # fmt: skip
     if "draft" in result:
         _print_draft(result["draft"], result["model"]["n_vocab"])
@@ -259,17 +258,12 @@ def measure_projector(model: Model, opening: OpenOptions) -> dict[str, Any] | No
     if eyes is None:
         return None
     width, height = _PICTURE
-    projector, seen = eyes.projector, f"picture of {width}x{height}"
     try:
         begun = perf_counter()
-        if projector.sees:
-            parts = projector.image(np.full((height, width, 3), 127, np.uint8))
-        else:
-            seen = f"sound of {_SOUND_S} s"
-            parts = projector.audio(np.zeros(_SOUND_S * projector.sample_rate, np.float32))
+        parts = eyes.projector.image(np.full((height, width, 3), 127, np.uint8))
         return {
-            "path": str(projector.path), "size_bytes": projector.memory_bytes,
-            "measured": seen, "n_tokens": len(joined(parts)[0]),
+            "path": str(eyes.projector.path), "size_bytes": eyes.projector.memory_bytes,
+            "picture": f"{width}x{height}", "n_tokens": len(joined(parts)[0]),
             "picture_s": perf_counter() - begun,
         }  # fmt: skip
     finally:

@@ -49,8 +49,6 @@ def add_generate(commands: _Commands) -> None:
     parser.add_argument("--system", default=None, help="a system message, with --chat")
     parser.add_argument("--image", type=Path, action="append", default=[], metavar="F",
         help="a picture before the prompt, with --chat; may be repeated")  # fmt: skip
-    parser.add_argument("--audio", type=Path, action="append", default=[], metavar="F",
-        help="a sound likewise: WAV, FLAC or MP3")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_generate)
 
@@ -71,24 +69,15 @@ def _prompt(args: argparse.Namespace) -> str:
 
 def picture_part(path: Path) -> dict[str, Any]:
     """A picture's file as a part of a message."""
-    url = f"data:image/any;base64,{_base64_of(path, 'image')}"
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def sound_part(path: Path) -> dict[str, Any]:
-    """A sound's file as a part of a message."""
-    return {"type": "input_audio", "input_audio": {"data": _base64_of(path, "audio")}}
-
-
-def _base64_of(path: Path, name: str) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ArgumentError(
-            name, os.fspath(path), problem=f"cannot be read: {error.strerror or error}"
+            "image", os.fspath(path), problem=f"cannot be read: {error.strerror or error}"
         ) from None
-    return base64.b64encode(content).decode()
+    url = "data:image/any;base64," + base64.b64encode(content).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _read_stdin() -> str:
@@ -107,11 +96,10 @@ def run_generate(args: argparse.Namespace) -> int:
     """Generates once and prints the text and its figures, or one JSON object."""
     if args.system is not None and not args.chat:
         raise ArgumentError("system", problem="is a part of a chat", remedy="add --chat")
-    if (args.image or args.audio) and not args.chat:
-        name = "image" if args.image else "audio"
-        raise ArgumentError(name, problem="is a part of a chat", remedy="add --chat")
+    if args.image and not args.chat:
+        raise ArgumentError("image", problem="is a part of a chat", remedy="add --chat")
     prompt = _prompt(args)
-    pictures = [*map(picture_part, args.image), *map(sound_part, args.audio)]
+    pictures = [picture_part(path) for path in args.image]
     if not pictures:
         args.mmproj_path = None  # it would be loaded for nothing
     with open_llama(args) as llama:

@@ -89,14 +89,9 @@ class Eyes:
         return None
 
     def prompt(
-        self,
-        rendered: RenderedChat,
-        pictures: Mapping[str, Picture],
-        *,
-        n_ctx: int | None = None,
-        user: str = "",
+        self, rendered: RenderedChat, pictures: Mapping[str, Picture], n_ctx: int, user: str,
         timeout_s: float | None = None,
-    ) -> Prompt:
+    ) -> Prompt:  # fmt: skip
         """The ids of a chat, and the rows of its pictures.
 
         Raises:
@@ -128,7 +123,7 @@ class Eyes:
                 one.media.n_tokens if isinstance(one, _Unread) else sum(map(_n_tokens, one))
                 for one in read
             )
-            if n_ctx is not None and n_tokens > n_ctx:
+            if n_tokens > n_ctx:
                 raise ContextFullError.of_prompt(n_tokens, n_ctx)
             parts: list[Part] = []
             for one in read:

@@ -787,15 +787,6 @@ class Llama(Closeable):
         request = self._chats.of_text(tokens, request)
         return self._opened.run(tokens, request, last_n=self.last_n_tokens_size)
 
-    @property
-    def modalities(self) -> dict[str, bool]:
-        """Whether chats may have pictures, "vision", and sounds, "audio"."""
-        eyes = None if self._eyes is None else self._eyes.projector
-        return {
-            "vision": eyes is not None and eyes.sees,
-            "audio": eyes is not None and eyes.sample_rate > 0,
-        }
-
     def _pictures_of(self, messages: Any) -> tuple[Any, dict[str, Picture]]:
         """Messages with a mark in the place of each picture, and the pictures."""
         if self._eyes is None:
@@ -810,10 +801,10 @@ class Llama(Closeable):
         if self._eyes is None or not pictures:
             tokens: Sequence[int] = rendered.tokenize(self.model.vocab)
         else:
-            begin, timeout_s = monotonic(), request.timeout_s
+            begin, n_ctx = monotonic(), self._runtime.context.n_ctx_seq
+            timeout_s = request.timeout_s
             tokens, media = self._eyes.prompt(
-                rendered, pictures, n_ctx=self._runtime.context.n_ctx_seq,
-                user=request.user or "", timeout_s=timeout_s,
+                rendered, pictures, n_ctx, request.user or "", timeout_s
             )  # fmt: skip
             if timeout_s is not None:
                 left_s = timeout_s - (monotonic() - begin)

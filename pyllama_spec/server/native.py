@@ -215,16 +215,13 @@ def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
 
 
 def _marked(message: Json) -> Json:
-    """A message with the marker in the place of each picture or sound."""
+    """A message with the marker in the place of each picture."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
     marker = {"type": "text", "text": MEDIA_MARKER}
-    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
-    parts = [
-        marker if kind in ("image_url", "input_audio") else part
-        for part, kind in zip(content, kinds, strict=True)
-    ]
+    is_picture = [isinstance(part, dict) and part.get("type") == "image_url" for part in content]
+    parts = [marker if it_is else part for part, it_is in zip(content, is_picture, strict=True)]
     return {**message, "content": parts}
 
 

@@ -172,7 +172,7 @@ class Service:
     @property
     def modalities(self) -> dict[str, bool]:
         """What chats may have beside texts."""
-        return self.llm.modalities
+        return {"vision": self.llm.mmproj_path is not None, "audio": False}
 
     @cached_property
     def thoughts(self) -> Thoughts:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.cli import main
 from pyllama_spec.engine.media import MAX_SECONDS, decoded_audio
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from tests.media_tools import (
@@ -52,7 +49,6 @@ def test_a_chat_about_sounds() -> None:
     with Llama(
         seeing("ultravox").path, mmproj_path=projector("ultravox").path, n_ctx=1024, n_threads=1
     ) as llm:
-        assert llm.modalities == {"vision": False, "audio": True}
         for _ in range(2):
             parts = prompt_of("ultravox", *asked, "<|im_end|>\n<|im_start|>assistant\n")
             answer = llm.create_chat_completion(
@@ -65,24 +61,6 @@ def test_a_chat_about_sounds() -> None:
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
         with pytest.raises(ArgumentError):
             llm.create_chat_completion([{"role": "user", "content": [image]}])
-
-
-def test_generate_audio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "a.wav"
-    path.write_bytes(wav(sound(0.4)))
-    files = ["-m", str(seeing("ultravox").path), "--mmproj", str(projector("ultravox").path)]
-    command = ["generate", *files, "-c", "1024", "-t", "1", "-n", str(N), "--json", "-p", "what?"]
-    assert main([*command, "--chat", "--audio", str(path)]) == 0
-    heard = decoded_audio(path.read_bytes(), RATE)
-    parts = prompt_of(
-        "ultravox", "<|im_start|>user\n", heard, "what?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert json.loads(capsys.readouterr().out)["tokens"] == plain_text("ultravox", parts, N)
-    assert main([*command, "--audio", str(path)]) == 1
-    assert main([*command, "--chat", "--audio", str(tmp_path / "none.wav")]) == 1
-    capsys.readouterr()
-    assert main(["doctor", *files, "-t", "1", "--max-rows", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["projector"]["n_tokens"] == 375
 
 
 def test_a_projector_of_pictures_takes_no_sounds() -> None:
