@@ -1,9 +1,9 @@
 """Makes a folder with a Python for ARM64 that runs here, in qemu.
 
-    python -m tools.arm64_python DIR WHEEL PACKAGE ...
+    python -m tools.arm64_python DIR WHEEL
 
 Debian's python3 for arm64 is unpacked into DIR, nothing is installed on this machine, and pip puts
-the wheel and the packages from the index beside it. DIR/python is the interpreter, in a script for
+the wheel and what its tests import beside it. DIR/python is the interpreter, in a script for
 this machine's kernel; the variable QEMU_CPU names a processor. Needs apt-get, dpkg and qemu-user.
 """
 
@@ -53,7 +53,7 @@ def unpack_python(root: Path, work: Path) -> Path:
     return (root / "usr/bin/python3").resolve()
 
 
-def install(python: Path, packages: list[str]) -> Path:
+def install(python: Path, wheel: Path) -> Path:
     """Lets pip of this Python unpack wheels for that one; returns the folder."""
     version = python.name.removeprefix("python")
     site = python.parents[1] / "local" / "lib" / python.name / "dist-packages"
@@ -61,7 +61,7 @@ def install(python: Path, packages: list[str]) -> Path:
     pip += ["--only-binary=:all:", "--python-version", version, "--target", str(site)]
     for platform in _MANYLINUX:
         pip += ["--platform", f"{platform}_aarch64"]
-    _run([*pip, *packages])
+    _run([*pip, "--group", "emulated", wheel])
     return site
 
 
@@ -69,13 +69,13 @@ def main() -> int:
     """Makes the folder that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, metavar="DIR")
-    parser.add_argument("packages", nargs="+", metavar="PACKAGE")
+    parser.add_argument("wheel", type=Path)
     args = parser.parse_args()
     out = args.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     root, wrapper = out / "root", out / "python"
     python = unpack_python(root, out / "apt")
-    site = install(python, args.packages)
+    site = install(python, args.wheel)
     (site / "qemu.pth").write_text(_EXECUTABLE.format(wrapper=str(wrapper)), encoding="utf-8")
     wrapper.write_text(_WRAPPER.format(root=root, python=python), encoding="utf-8")
     wrapper.chmod(0o755)
