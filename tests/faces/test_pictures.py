@@ -17,10 +17,19 @@ from pyllama_spec import Llama
 from pyllama_spec.chat.media_urls import MediaReader
 from pyllama_spec.chat.pictures import decode_picture, take_pictures
 from pyllama_spec.cli import main
-from pyllama_spec.engine.media import joined
+from pyllama_spec.engine.media import decoded_audio, joined
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama_cpp import llama_chat_format
-from tests.media_tools import picture, plain_text, projector, prompt_of, rows_of, seeing
+from tests.media_tools import (
+    picture,
+    plain_text,
+    projector,
+    prompt_of,
+    rows_of,
+    seeing,
+    sound,
+    wav,
+)  # fmt: skip
 from tests.models import model_path
 
 N = 16
@@ -149,6 +158,19 @@ def test_generate_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "--mmproj" in capsys.readouterr().err
 
 
+def test_generate_audio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, heard = tmp_path / "a.wav", wav(sound(0.7))
+    path.write_bytes(heard)
+    files = ["-m", str(seeing("ultravox").path), "--mmproj", str(projector("ultravox").path)]
+    command = ["generate", *files, "-c", "1024", "-t", "1", "-n", str(N), "--json", "-p", "what?"]
+    assert main([*command, "--chat", "--audio", str(path)]) == 0
+    user, end = "<|im_start|>user\n", "what?<|im_end|>\n<|im_start|>assistant\n"
+    parts = prompt_of("ultravox", user, decoded_audio(heard, 16_000), end)
+    assert json.loads(capsys.readouterr().out)["tokens"] == plain_text("ultravox", parts, N)
+    assert main(["doctor", *files, "-t", "1", "--max-rows", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["projector"]["read"] == "sound of 10 s"
+
+
 @pytest.fixture
 def beside(tmp_path: Path) -> Path:
     """A model in a folder with its projector, and another's, and one that is broken."""
@@ -180,7 +202,7 @@ def test_a_projector_beside_the_model_is_found(
     assert main([*doctor, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["projector"]
     assert Path(found["path"]).name == "mmproj-seer-4b-F16.gguf"
-    assert found["picture_s"] > 0
+    assert found["read_s"] > 0
     n_rows = sum(len(rows.ids) for rows in rows_of(projector("gemma3").image(picture(9, 12))))
     assert found["n_tokens"] > n_rows
     assert main(doctor) == 0
