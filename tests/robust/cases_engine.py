@@ -108,10 +108,6 @@ CASES.values("forbidden", _draw, EngineError, logit_bias=_NOTHING)
 CASES.values("forbidden", partial(_draw, temperature=0.8), EngineError, logit_bias=_NOTHING)
 
 
-def _grammar(text: Any, **params: Any) -> Call:
-    return _draw(grammar=text, **params)
-
-
 _DEEP_GROUPS = "root ::= " + "(" * 200_000 + '"a"' + ")" * 200_000
 _DEEP_RULES = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(50_000))
 _DEEP_RULES += 'r50000 ::= "a"\n'
@@ -122,18 +118,13 @@ CASES.values(
     grammar=[
         "root ::= ((( ", "", 'start ::= "a"', 'root ::= root "a" | "b"', _HIDDEN, b"root ::= [a-z]",
         'root ::= "a"\0junk(', _DEEP_GROUPS, _DEEP_RULES, 'root ::= ("a" | "b"?){0,1999}',
-        'root ::= ((("a"{999}){999}){999}){999}', 'root ::= "a"{5,2}', r'root ::= "\xZZ"',
-        "root ::= <[99999]>",
+        'root ::= ((("a"{999}){999}){999}){999}', r'root ::= "\xZZ"', "root ::= <[99999]>",
+        "root ::= missing", "root ::= [z-a]", "root ::= x\nx ::= [9-0] x",
+        "root ::= [^\\x00-\\U0010FFFF]",
     ],
 )  # fmt: skip
-CASES.calls(
-    "grammar", ArgumentError,
-    {
-        "undefined_rule": _grammar("root ::= missing"),
-    },
-)  # fmt: skip
 # The engine takes a limit this high as none.
-CASES.calls("grammar", None, {"huge_repetition": _grammar('root ::= "a"{0,100000000}')})
+CASES.calls("grammar", None, {"huge_repetition": _draw(grammar='root ::= "a"{0,100000000}')})
 
 
 @CASES.add(EngineError)

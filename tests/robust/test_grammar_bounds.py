@@ -1,4 +1,4 @@
-"""Endless or empty grammars are refused, and cancel() and Ctrl-C work."""
+"""Endless grammars are refused, and cancel() and Ctrl-C work."""
 
 from __future__ import annotations
 
@@ -23,17 +23,6 @@ def _generate(grammar: str, n: int = 3) -> None:
     sampler = Sampler(context.model, SamplerParams(temperature=0, grammar=grammar))
     for _ in range(n):
         sampler.accept(sampler.sample(context, 0))
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        "root ::= [z-a]", "root ::= x\nx ::= [9-0] x", "root ::= [^\\x00-\\U0010FFFF]",
-    ],
-)  # fmt: skip
-def test_a_grammar_of_nothing_is_refused(grammar: str) -> None:
-    with pytest.raises(ArgumentError):
-        _generate(grammar, n=1)
 
 
 def test_a_slow_grammar_ends() -> None:
