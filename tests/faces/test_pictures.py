@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +181,10 @@ def beside(tmp_path: Path) -> Path:
         ("other-4b-it.gguf", seeing("gemma3").path),
         ("MMPROJ-other-4b-it.gguf", projector("gemma3").path),
     ):
-        (tmp_path / name).symlink_to(file)
+        shutil.copy(file, tmp_path / name)
     (tmp_path / "mmproj-a-seer-4b-q4_0.gguf").write_bytes(b"GGUF")
     narrow = model_path("projector", family="gemma3", n_embd=32)
-    (tmp_path / "mmproj-seer-4b-q4_0.gguf").symlink_to(narrow)
+    shutil.copy(narrow, tmp_path / "mmproj-seer-4b-q4_0.gguf")
     return tmp_path / "seer-4b-q4_0.gguf"
 
 
