@@ -44,15 +44,10 @@ _SIDES = ("patch_size", "image_size", "preproc_image_size", "num_mel_bins", "spa
 _REFUSED = (b"hunyuanvl", b"deepseek4v", b"gemma3nv")
 # Tensors that the engine reads without a look at whether the file has them, by projector_type.
 _NEEDED = {
-    b"mlp": ("mm.2.bias",),
-    b"qwen2vl_merger": ("v.patch_embd.weight.1",),
-    b"qwen2.5vl_merger": ("v.patch_embd.weight.1",),
-    b"qwen3vl_merger": ("v.patch_embd.weight.1", "v.position_embd.weight"),
-    b"phi4": ("v.position_embd.weight",),
-    b"lfm2": ("v.position_embd.weight",),
+    b"mlp": "mm.2.weight",
+    b"gemma4v": "v.position_embd.weight",
+    b"gemma4uv": "v.position_embd.weight",
 }
-# These have other first tensors.
-_WITHOUT_PATCHES = (b"yasa2", b"deepseekocr", b"deepseekocr2")
 # The engine merges 2 x 2 patches of these, whatever the file says, and writes as many positions.
 _MERGES_BY_TWO = (b"qwen2vl_merger", b"qwen2.5vl_merger", b"qwen3vl_merger")
 
@@ -200,10 +195,10 @@ def _check_keys(path: Path) -> None:
     for name, key in file.keys.items():
         _check_number(path, name, key)
         if name.endswith("projector_type"):
-            _check_tensors(file, key.value, is_vision="audio" not in name)
+            _check_tensors(file, key.value)
 
 
-def _check_tensors(file: GgufFile, kind: bytes, *, is_vision: bool) -> None:
+def _check_tensors(file: GgufFile, kind: bytes) -> None:
     """Refuses a kind that is not read here, and a file without tensors that the engine expects."""
     if kind in _REFUSED:
         raise UnsupportedError(f"{file.path.name}: projectors of type {kind!r:.60} are not read")
@@ -212,13 +207,9 @@ def _check_tensors(file: GgufFile, kind: bytes, *, is_vision: bool) -> None:
         raise ModelLoadError(
             f"{file.path} is damaged: it merges {merge.value!r:.60} patches, not 2"
         )
-    sees = file.keys.get("clip.has_vision_encoder")
-    needed = _NEEDED.get(kind, ())
-    if is_vision and sees is not None and sees.value and kind not in _WITHOUT_PATCHES:
-        needed = ("v.patch_embd.weight", *needed)
-    for name in needed:
-        if name not in file.tensors:
-            raise ModelLoadError(f"{file.path} has no tensor {name}: download it again")
+    needed = _NEEDED.get(kind)
+    if needed is not None and needed not in file.tensors:
+        raise ModelLoadError(f"{file.path} has no tensor {needed}: download it again")
 
 
 def _check_number(path: Path, name: str, key: GgufKey) -> None:
