@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import wave
 from functools import cache
 from typing import Any
 
@@ -16,11 +19,12 @@ from tests.oracles import tiny, tiny_context
 
 # The text model beside each kind of projector.
 KINDS = {"gemma3": "gemma3", "qwen3vl": "qwen35", "idefics3": "llama", "colours": "perm"}
+HEARS = {"ultravox": "llama"}
 
 
 def seeing(kind: str, **options: Any) -> Model:
     """The text model for a kind of projector, loaded once per test run."""
-    return tiny(KINDS[kind], control_names=CONTROL_NAMES[kind], **options)
+    return tiny({**KINDS, **HEARS}[kind], control_names=CONTROL_NAMES[kind], **options)
 
 
 @cache
@@ -39,19 +43,46 @@ def picture(height: int, width: int, seed: int = 0) -> npt.NDArray[np.uint8]:
     return coarse[np.ix_(rows, columns)].astype(np.uint8)
 
 
+def sound(seconds: float, seed: int = 0, rate: int = 16000) -> npt.NDArray[np.float32]:
+    """A sound of some random tones."""
+    rng = np.random.default_rng(seed)
+    at = np.arange(int(seconds * rate)) / rate
+    tones = [0.2 * np.sin(2 * np.pi * hz * at) for hz in rng.uniform(100, 3000, 4)]
+    samples: npt.NDArray[np.float32] = np.sum(tones, axis=0).astype(np.float32)
+    return samples
+
+
+def wav(samples: npt.NDArray[np.float32], rate: int = 16000, n_channels: int = 1) -> bytes:
+    """A WAV file of 16 bits with the samples in each channel."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(n_channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples.repeat(n_channels) * 32767).astype("<i2").tobytes())
+    return out.getvalue()
+
+
+def sound_part(content: bytes) -> dict[str, Any]:
+    """The part of a message with a sound."""
+    data = base64.b64encode(content).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
 def rows_of(parts: tuple[Part, ...]) -> list[MediaRows]:
     """The runs of rows among the parts of an image."""
     return [part for part in parts if isinstance(part, MediaRows)]
 
 
-def prompt_of(kind: str, *pieces: str | npt.NDArray[np.uint8]) -> tuple[Part, ...]:
-    """Texts and pictures as parts of a prompt."""
+def prompt_of(kind: str, *pieces: str | npt.NDArray[Any]) -> tuple[Part, ...]:
+    """Texts, pictures and sounds as parts of a prompt."""
     vocab, out = seeing(kind).vocab, list[Part]()
     for piece in pieces:
         if isinstance(piece, str):
             out.append(tuple(vocab.tokenize(piece, add_special=False, parse_special=True)))
         else:
-            out += projector(kind).image(piece)
+            eyes = projector(kind)
+            out += eyes.audio(piece) if piece.ndim == 1 else eyes.image(piece)
     return tuple(out)
 
 

@@ -204,7 +204,7 @@ class Traffic:
             if step.error is None:
                 check_step(step)
             if run.is_over:
-                answer.finish_reason, answer.error = run.finish_reason, run.error
+                answer.finish_reason, answer.error = run.finish_reason, step.error
                 self._idle.append(run.state)
                 del self._runs[i]
         for run in self._runs.values():

@@ -4,9 +4,10 @@
 
 The tests are in the source package that vendor/sync.py fetches. They are unpacked and run
 unchanged. LLAMA_SERVER_BIN_PATH names a script that starts our server, and tiny random models
-replace those of the hub. Tests marked slow need models of gigabytes and are left out, as they are
-upstream without SLOW_TESTS. The output has a line for each file, and for each test that does not
-pass the line of it that failed, the error, and the server's. FILE is such as test_basic.py [all].
+replace those of the hub, a random picture its pictures. Tests marked slow need models of gigabytes
+and are left out, as they are upstream without SLOW_TESTS. The output has a line for each file, and
+for each test that does not pass the line of it that failed, the error, and the server's. FILE is
+such as test_basic.py [all].
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ from tests.upstream.run import ROOT, archive
 _TESTS = "tools/server/tests"
 _WORDS = "models/ggml-vocab-{}.gguf"
 # What is read beside their own folder.
-_BESIDE = ("models/templates", _WORDS.format("bert-bge"), _WORDS.format("llama-spm"))
+_BESIDE = (
+    "models/templates", "tools/mtmd/test-1.jpeg", _WORDS.format("bert-bge"),
+    _WORDS.format("llama-spm"),
+)  # fmt: skip
 _PORT = 18990
 # Hub models, and the tiny model that replaces each, with their vocabulary if the source has it.
 _STAND_INS = {
     "stories260K": ("llama", ""), "stories15M_MOE": ("qwen3moe", "llama-spm"),
     "stories15M-q4_0": ("llama", "llama-spm"), "bert-bge-small": ("bert", "bert-bge"),
-    "jina-reranker": ("reranker", ""),
+    "jina-reranker": ("reranker", ""), "tinygemma3": ("sees", ""),
 }  # fmt: skip
 # Started in place of llama-server.
 _LAUNCHER = """#!{python}
@@ -49,6 +53,18 @@ sys.exit(main(with_stand_ins(sys.argv[1:], {models!r})))
 _PLUGIN = '''import shutil
 import sys
 import types
+
+import requests
+
+
+def get(url, *given, **more):
+    """A picture of the hub that a test asks for itself."""
+    if not url.startswith("https://huggingface.co/"):
+        return fetched(url, *given, **more)
+    return types.SimpleNamespace(content={picture!r}, raise_for_status=lambda: None)
+
+
+fetched, requests.get = requests.get, get
 
 
 def download(url, out):
@@ -95,12 +111,16 @@ def unpack(work: Path) -> Path:
 
 def prepare(tests: Path) -> Path:
     """Writes the launcher and the plugin; returns the launcher's path."""
+    from tests.faces.test_pictures import file_of
+    from tests.media_tools import picture, projector
+
     models = {name: str(stand_in(tests, *one)) for name, one in _STAND_INS.items()}
+    models["its projector"] = str(projector("gemma3").path)
     launcher = tests / "llama-server"
     text = _LAUNCHER.format(python=sys.executable, root=str(ROOT), models=models)
     launcher.write_text(text)
     launcher.chmod(0o755)
-    plugin = _PLUGIN.format(model=models["stories15M-q4_0"])
+    plugin = _PLUGIN.format(model=models["stories15M-q4_0"], picture=file_of(picture(32, 32)))
     (tests / "stand_ins.py").write_text(plugin, encoding="utf-8")
     (tests / "tmp").mkdir(exist_ok=True)
     return launcher
@@ -110,11 +130,14 @@ def stand_in(tests: Path, kind: str, vocabulary: str) -> Path:
     """A tiny model of a kind, with a vocabulary of the source if one is named."""
     from gguf import GGUFReader
 
+    from tests.media_tools import seeing
     from tests.models import ARCHITECTURES, TinyConfig, model_path
     from tests.models.eagle3 import copy_tokenizer
     from tests.models.keys import writing
     from tests.models.sketch import Sketch
 
+    if kind == "sees":
+        return seeing("gemma3").path
     if not vocabulary:
         return model_path(kind)
     path = tests / "tmp" / f"{kind}-{vocabulary}.gguf"
@@ -142,6 +165,8 @@ def with_stand_ins(arguments: Sequence[str], models: Mapping[str, str]) -> list[
     if asked:
         found = [path for name, path in models.items() if name in asked]
         words += ["--model", found[0] if found else f"no-stand-in-for:{asked.strip()}"]
+        if "tinygemma3" in asked:
+            words += ["--mmproj", models["its projector"]]
     return words
 
 

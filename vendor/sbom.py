@@ -66,6 +66,7 @@ def compiled(tree: Path) -> list[Component]:
     authors = "Copyright (c) 2023-2026 The ggml authors"
     parts = r"VERSION_MAJOR (\d+).*?VERSION_MINOR (\d+).*?VERSION_PATCH (\d+)"
     ggml = find(parts, tree / "ggml/CMakeLists.txt")
+    sounds = tree / "vendor/miniaudio/miniaudio.h"
     nlohmann = find(r"version (\d+)\.(\d+)\.(\d+)", tree / "vendor/nlohmann/json.hpp")
     return [
         component(
@@ -78,6 +79,10 @@ def compiled(tree: Path) -> list[Component]:
             "nlohmann-json", nlohmann, "MIT", copyright="Copyright (c) 2013-2025 Niels Lohmann",
             purl=purl("nlohmann/json", nlohmann),
             pedigree={"notes": "with llama.cpp's own patch, json-deep-nesting.patch"},
+        ),
+        component(
+            "miniaudio", find(r"miniaudio - v(\d+)\.(\d+)\.(\d+)", sounds),
+            "MIT-0 OR Unlicense", description="decodes sounds", purl=purl("mackron/miniaudio", ""),
         ),
         *(
             component(name, "", license_, copyright=copyright_, description=f"adapted: {what}")
@@ -133,7 +138,7 @@ def bill() -> dict[str, Any]:
         "components": parts + packages,
         "dependencies": [
             {"ref": "pyllama_spec", "dependsOn": inside + needed},
-            {"ref": "llama.cpp", "dependsOn": ["ggml", "nlohmann-json", "ggllm.cpp"]},
+            {"ref": "llama.cpp", "dependsOn": ["ggml", "nlohmann-json", "miniaudio", "ggllm.cpp"]},
             {"ref": "ggml", "dependsOn": ["yarn", "arm-optimized-routines"]},
         ],
     }

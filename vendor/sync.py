@@ -44,7 +44,7 @@ PARTS = (
     "tools/mtmd/models", "tools/mtmd/mtmd-audio.cpp", "tools/mtmd/mtmd-audio.h",
     "tools/mtmd/mtmd-image.cpp", "tools/mtmd/mtmd-image.h", "tools/mtmd/mtmd-internal.h",
     "tools/mtmd/mtmd.cpp", "tools/mtmd/mtmd.h",
-    "vendor/CMakeLists.txt", "vendor/hash", "vendor/miniaudio/CMakeLists.txt", "vendor/nlohmann",
+    "vendor/CMakeLists.txt", "vendor/hash", "vendor/miniaudio", "vendor/nlohmann",
     "vendor/sheredom/CMakeLists.txt", "vendor/stb/CMakeLists.txt",
 )  # fmt: skip
 Lines = list[bytes]

@@ -299,6 +299,8 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
         out->memory_bytes  = memory_bytes(c);
         out->n_candidates  = ctx->state->draft ? ctx->state->draft->n_candidates() : 0;
         out->n_draft_row   = ctx->state->draft ? ctx->state->draft->n_row() : 0;
+        out->n_row         = ctx->state->n_row_inp;
+        out->has_grid      = ctx->state->n_pos_per_row > 1;
         out->pooling_type  = llama_pooling_type(c);
         out->has_memory    = llama_get_memory(c) != nullptr;
     });

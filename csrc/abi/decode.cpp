@@ -4,6 +4,7 @@
 #include "hooks/snapshots.h"
 #include "kernels/likeliest.h"
 
+#include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
@@ -34,6 +35,9 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
     if (b.rows != nullptr && b.n_row != state.n_row_inp) {
         fail(LLAMA_SPEC_ARGUMENT, "the batch has rows of " + std::to_string(b.n_row) + " numbers, the model takes " +
                 std::to_string(state.n_row_inp));
+    }
+    if (b.embd != nullptr && !state.draft) {
+        fail(LLAMA_SPEC_ARGUMENT, "only a head takes embeddings beside rows");
     }
     const std::string why = state.draft ? state.draft->refuse(b) : "";
     if (!why.empty()) {
@@ -118,6 +122,26 @@ llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     out.seq_id   = state.seq_ptrs.data();
     out.logits   = const_cast<int8_t *>(b.output);
     return out;
+}
+
+// Rows of media for a head: an embedding of each in the place of its id, and a row of the target beside it.
+int32_t decode_media(context_state & state, const llama_spec_batch & b, const llama_batch & in) {
+    const std::unique_ptr<llama_batch_ext, void (*)(llama_batch_ext *)> batch(llama_batch_ext_init(state.ctx), llama_batch_ext_free);
+    const size_t n_embd = (size_t) llama_model_n_embd_inp(state.model->model), n_row = (size_t) b.n_row;
+    const int32_t n_pos = state.n_pos_per_row;
+    std::vector<llama_pos> place((size_t) n_pos);
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        for (int32_t k = 0; k < n_pos; ++k) {
+            place[(size_t) k] = in.pos[(size_t) k * b.n_tokens + i];
+        }
+        const int32_t at = llama_batch_ext_add_embd(batch.get(), b.seq[i], { b.embd + (size_t) i * n_embd, 1, n_embd });
+        if (at < 0 || !llama_batch_ext_set_embd_state(batch.get(), at, { b.rows + (size_t) i * n_row, 1, n_row }) ||
+                !llama_batch_ext_set_pos(batch.get(), at, place.data()) ||
+                !llama_batch_ext_set_output_logits(batch.get(), at, b.output[i] != 0)) {
+            return -1;
+        }
+    }
+    return llama_process(state.ctx, LLAMA_PROCESS_TYPE_DECODE, batch.get());
 }
 
 // While it lives, each token of a batch sees all the others.
@@ -311,7 +335,7 @@ void decode(context_state & state, const llama_spec_batch & batch, bool encode) 
     int32_t rc = 0;
     try {
         const use_draft_output use(state.output.get());
-        rc = encode ? llama_encode(state.ctx, in) : llama_decode(state.ctx, in);
+        rc = encode ? llama_encode(state.ctx, in) : batch.embd != nullptr ? decode_media(state, batch, in) : llama_decode(state.ctx, in);
     } catch (...) {
         poison(state);
         throw;
@@ -355,19 +379,21 @@ int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const cha
                             bool * is_targets) {
     return guarded_call(ctx, [&](context_state & state) {
         require(n_slots >= 0 && n_slots <= state.model->n_vocab(), "n_slots is outside 0 .. the size of the vocabulary");
-        const ggml_tensor * whole = state.draft ? state.draft->output() : nullptr;
+        const ggml_tensor * whole = state.draft ? state.draft->output() : in_host_memory(state.model->model->output);
         if (whole == nullptr) {
             fail(LLAMA_SPEC_UNSUPPORTED, "this context has no draft that could choose among a part of the vocabulary");
         }
-        if (n_slots > 0 && n_slots < state.draft->least_rows()) {
+        if (state.draft && n_slots > 0 && n_slots < state.draft->least_rows()) {
             fail(LLAMA_SPEC_ARGUMENT, "this draft has to choose among at least " + std::to_string(state.draft->least_rows()) + " ids");
         }
         *name      = ggml_get_name(whole);
         *row_bytes = ggml_row_size(whole->type, whole->ne[0]);
         *is_targets = state.target && whole == state.target->model->model->output;
         // Discards graphs with the other output matrix: both calls make the engine reserve again.
-        llama_set_embeddings_nextn(state.ctx, false, /* masked */ true);
-        llama_set_embeddings_nextn(state.ctx, true, /* masked */ true);
+        const llama_cparams & params = state.ctx->get_cparams();
+        const bool has_rows = params.embeddings_nextn, is_masked = params.embeddings_nextn_masked;
+        llama_set_embeddings_nextn(state.ctx, has_rows, !is_masked);
+        llama_set_embeddings_nextn(state.ctx, has_rows, is_masked);
         state.output.reset();
         if (n_slots > 0) {
             state.output = std::make_unique<draft_output>(whole->type, whole->ne[0], n_slots);

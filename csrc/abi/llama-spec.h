@@ -192,6 +192,8 @@ struct llama_spec_context_info {
     uint64_t n_host_copies;     /* how often a sequence's state was copied to or from the host */
     int32_t  n_graphs_reused;   /* batches that were computed with an earlier batch's graph */
     int32_t  n_candidates, n_draft_row; /* for a draft's context: maxima of llama_spec_draft_candidates() */
+    int32_t  n_row;             /* the width of a batch's rows */
+    bool     has_grid;          /* a row without an id has several positions, see llama_spec_batch.grid */
     int32_t  pooling_type;      /* enum llama_pooling_type of its embeddings */
     bool     has_memory;        /* keeps past tokens; otherwise batches are encoded */
 };
@@ -228,7 +230,7 @@ int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float
  * give the hidden row to feed with the chosen token; DFlash gives its confidence head's value, 0 .. 1. */
 int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
                                 float * probabilities, int32_t * n, const float ** row);
-/* For a draft's context: restricts its choice to n_slots ids of the vocabulary; the caller then sets each slot's row of
+/* For the context of a draft or a small model: restricts its choice to n_slots ids of the vocabulary; the caller then sets each slot's row of
  * the output matrix. 0 restores all ids. Every slot has to be set before the first decode with them. `name`,
  * `row_bytes` and `is_targets`: the matrix's name in its file, the length of a row, and whether the file is the
  * target's. LLAMA_SPEC_UNSUPPORTED if each head has its own matrix, if the draft knows only a part of the vocabulary,
@@ -262,15 +264,16 @@ int llama_spec_copy_layer_inputs(llama_spec_context * ctx, const int32_t * layer
 
 /* ---- media ---------------------------------------------------------------------------------------- */
 
-/* The second file of a model that sees: it computes rows of images, which the model reads in the place of tokens. One
- * thread at a time. */
+/* The second file of a model that sees or hears: it computes rows of images or sounds, which the model reads in the
+ * place of tokens. One thread at a time. */
 typedef struct llama_spec_projector llama_spec_projector;
-/* An image as a model reads it: runs of tokens and of rows, in turn. */
+/* An image or a sound as a model reads it: runs of tokens and of rows, in turn. */
 typedef struct llama_spec_media     llama_spec_media;
 
 struct llama_spec_projector_params {
     bool    use_gpu;
     int32_t n_threads;
+    int32_t image_min_tokens, image_max_tokens;     /* <= 0: from the file */
 };
 
 struct llama_spec_media_part {
@@ -289,6 +292,13 @@ void llama_spec_projector_cancel(llama_spec_projector * projector, bool value);
 /* Scales and cuts an image, rgb: [height, width, 3]. Computes no rows yet. It keeps the projector alive. */
 int  llama_spec_media_image(llama_spec_projector * projector, const uint8_t * rgb, int32_t width, int32_t height,
                             llama_spec_media ** out);
+/* Whether it takes images; the samples of a second of a sound, 0 if it takes none. */
+bool    llama_spec_projector_sees(llama_spec_projector * projector);
+int32_t llama_spec_projector_rate(llama_spec_projector * projector);
+/* See csrc/abi/sound.h. */
+int64_t llama_spec_sound(const uint8_t * data, uint64_t n_bytes, int32_t rate, float * out, int64_t n_max);
+/* The same of a sound, samples: [n], one channel. */
+int  llama_spec_media_sound(llama_spec_projector * projector, const float * samples, int32_t n, llama_spec_media ** out);
 void llama_spec_media_free(llama_spec_media * media);
 int32_t llama_spec_media_n_parts(llama_spec_media * media);
 int  llama_spec_media_get_part(llama_spec_media * media, int32_t i, struct llama_spec_media_part * out);

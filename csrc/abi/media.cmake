@@ -1,12 +1,12 @@
-# The engine's library for images and sounds, of which ours are images, without its helper: files are opened in Python, and batches are ours.
-option(PYLLAMA_SPEC_MEDIA "Read images, by the projector beside a model" ON)
+# The engine's library for images and sounds without its helper: images are decoded in Python, and batches are ours.
+option(PYLLAMA_SPEC_MEDIA "Read images and sounds, by the projector beside a model" ON)
 if (PYLLAMA_SPEC_MEDIA)
     set(MTMD_DIR "${ENGINE_DIR}/tools/mtmd")
     file(GLOB MEDIA_SOURCES CONFIGURE_DEPENDS "${MTMD_DIR}/*.cpp" "${MTMD_DIR}/models/*.cpp")
     set(MEDIA_LIBRARY spec_media)
-    add_library(spec_media STATIC EXCLUDE_FROM_ALL ${MEDIA_SOURCES})
+    add_library(spec_media STATIC EXCLUDE_FROM_ALL ${MEDIA_SOURCES} "${SPEC_DIR}/abi/sound.cpp")
     target_compile_features(spec_media PRIVATE cxx_std_17)
-    target_include_directories(spec_media PRIVATE "${MTMD_DIR}" "${SPEC_DIR}")
+    target_include_directories(spec_media PRIVATE "${MTMD_DIR}" "${SPEC_DIR}" "${ENGINE_DIR}/vendor")
     # For this file alone: like the engine, the library has a models/models.h.
     set_source_files_properties("${SPEC_DIR}/abi/media.cpp" PROPERTIES INCLUDE_DIRECTORIES "${MTMD_DIR}")
     target_link_libraries(spec_media PUBLIC llama)

@@ -1,8 +1,9 @@
-// Images: the engine's projectors. It neither opens nor decodes files of images.
+// Images and sounds: the engine's projectors. It opens no files, and decodes none of images.
 #include "abi/handles.h"
 
 #ifdef PYLLAMA_SPEC_MEDIA
 
+#include "abi/sound.h"
 #include "checks/gguf_check.h"
 #include "hooks/media_backend.h"
 
@@ -84,6 +85,8 @@ mtmd_context_params engine_params(const llama_spec_projector_params & in) {
     out.print_timings    = false;
     out.n_threads        = in.n_threads;
     out.warmup           = false;
+    out.image_min_tokens = in.image_min_tokens;
+    out.image_max_tokens = in.image_max_tokens;
     return out;
 }
 
@@ -135,8 +138,8 @@ int llama_spec_projector_load(llama_spec_model * model, const char * path, const
         if (state->ctx == nullptr) {
             fail(LLAMA_SPEC_LOAD, "the engine could not load the projector");
         }
-        if (!mtmd_support_vision(state->ctx)) {
-            fail(LLAMA_SPEC_UNSUPPORTED, "it makes no rows of images");
+        if (!mtmd_support_vision(state->ctx) && !mtmd_support_audio(state->ctx)) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "it makes no rows of images or sounds");
         }
         *out = new llama_spec_projector{ std::move(state) };
     });
@@ -162,6 +165,25 @@ int llama_spec_media_image(llama_spec_projector * projector, const uint8_t * rgb
     });
 }
 
+bool llama_spec_projector_sees(llama_spec_projector * projector) {
+    return mtmd_support_vision(projector->state->ctx);
+}
+
+int32_t llama_spec_projector_rate(llama_spec_projector * projector) {
+    return std::max(mtmd_get_audio_sample_rate(projector->state->ctx), 0);
+}
+
+int64_t llama_spec_sound(const uint8_t * data, uint64_t n_bytes, int32_t rate, float * out, int64_t n_max) {
+    return decode_sound(data, (size_t) n_bytes, rate, out, n_max);
+}
+
+int llama_spec_media_sound(llama_spec_projector * projector, const float * samples, int32_t n, llama_spec_media ** out) {
+    return guarded([&] {
+        require(n > 1, "a sound has at least two samples");
+        prepare(projector, mtmd::bitmap_ptr(mtmd_bitmap_init_from_audio((size_t) n, samples)), out);
+    });
+}
+
 void llama_spec_media_free(llama_spec_media * media) {
     guarded([&] {
         if (media != nullptr && media->projector->home.is_here()) {
@@ -181,7 +203,7 @@ int llama_spec_media_get_part(llama_spec_media * media, int32_t i, llama_spec_me
         out->ids         = mtmd_input_chunk_get_tokens_text(part, &n_ids);
         out->n_rows      = (int32_t) mtmd_input_chunk_get_n_tokens(part);
         if (std::any_of(out->ids, out->ids + n_ids, [](int32_t id) { return id < 0; })) {
-            fail(LLAMA_SPEC_LOAD, "the model's vocabulary lacks a token that goes around images");
+            fail(LLAMA_SPEC_LOAD, "the model's vocabulary lacks a token that goes around images or sounds");
         }
         out->n_positions = (int32_t) mtmd_input_chunk_get_n_pos(part);
         out->is_whole    = out->ids == nullptr && mtmd_decode_use_non_causal(media->projector->ctx, part);
@@ -223,7 +245,7 @@ using namespace llama_spec;
 namespace {
 
 int without_media() {
-    return guarded([] { fail(LLAMA_SPEC_UNSUPPORTED, "this build reads no images: build it with PYLLAMA_SPEC_MEDIA=ON"); });
+    return guarded([] { fail(LLAMA_SPEC_UNSUPPORTED, "this build reads no images or sounds: build it with PYLLAMA_SPEC_MEDIA=ON"); });
 }
 
 } // namespace
@@ -237,6 +259,22 @@ void llama_spec_projector_free(llama_spec_projector *) {}
 void llama_spec_projector_cancel(llama_spec_projector *, bool) {}
 
 int llama_spec_media_image(llama_spec_projector *, const uint8_t *, int32_t, int32_t, llama_spec_media **) {
+    return without_media();
+}
+
+bool llama_spec_projector_sees(llama_spec_projector *) {
+    return false;
+}
+
+int32_t llama_spec_projector_rate(llama_spec_projector *) {
+    return 0;
+}
+
+int64_t llama_spec_sound(const uint8_t *, uint64_t, int32_t, float *, int64_t) {
+    return -1;
+}
+
+int llama_spec_media_sound(llama_spec_projector *, const float *, int32_t, llama_spec_media **) {
     return without_media();
 }
 

@@ -37,6 +37,7 @@ struct llama_spec_batch {
     const int32_t * ids;        /* [n_tokens], or NULL when only rows are given */
     const float   * rows;       /* [n_tokens, n_row] state or embedding rows, or NULL */
     int32_t         n_row;
+    const float   * embd;       /* [n_tokens, n_embd_inp] for a head: rows of media in the place of ids, beside its rows; or NULL */
     const int32_t * pos;        /* [n_tokens] */
     const int32_t * grid;       /* [2, n_tokens] row and column of media rows, counted like pos; NULL: they equal pos */
     const int32_t * seq;        /* [n_tokens] */

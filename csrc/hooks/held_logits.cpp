@@ -144,7 +144,7 @@ void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res,
     ggml_tensor * logits = res.t_logits;
     ggml_backend_dev_t device = model.dev_output();
     // A draft's candidates are also chosen on the device: base/draft_output.cpp.
-    const bool is_draft = model.arch == LLM_ARCH_EAGLE3 || model.arch == LLM_ARCH_DFLASH;
+    const bool is_draft = !model.target_layer_ids.empty();
     if (logits == nullptr || is_draft || !is_device(device) || model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         return;
     }

@@ -128,14 +128,17 @@ void check_head_rows(llm_graph_result & res, const llm_graph_params & params) {
     }
 }
 
-// Reduces the output of a head that drafts with a part of the vocabulary.
+// Reduces the output of a draft that chooses from a part of the vocabulary. EAGLE-3 and DFlash have done so themselves; the
+// logits of some models pass a function first, and these choose from all.
 void reduce_output(llm_graph_result & res, const llm_graph_params & params) {
     const llama_spec::draft_output * output = llama_spec::draft_output_in_use();
-    if (output == nullptr || params.gtype != LLM_GRAPH_TYPE_DECODER_MTP || res.t_logits == nullptr) {
+    if (output == nullptr || res.t_logits == nullptr) {
         return;
     }
-    res.t_logits = output->build(res.get_ctx(), res.get_gf(), res.t_logits, res.t_logits->ne[0]);
-    if (res.t_logits == nullptr) {
+    ggml_tensor * logits = output->build(res.get_ctx(), res.get_gf(), res.t_logits, res.t_logits->ne[0]);
+    if (logits != nullptr) {
+        res.t_logits = logits;
+    } else if (params.gtype == LLM_GRAPH_TYPE_DECODER_MTP) {
         throw std::runtime_error(arch_of(params.arch) + " has no output matrix that its head could use in part");
     }
 }

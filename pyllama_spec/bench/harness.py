@@ -12,12 +12,17 @@ from pyllama_spec.bench import machine
 from pyllama_spec.bench.config import BenchConfig, load_prompts
 from pyllama_spec.bench.figures import BenchResult, Pair, PromptResult, Setup, find_fork
 from pyllama_spec.bench.sides import Side, open_sides
+from pyllama_spec.chat.media_urls import MediaReader
+from pyllama_spec.chat.pictures import take_pictures
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.registry import AUTO, check_before, wants_head
 from pyllama_spec.engine import Model
+from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
+from pyllama_spec.llama.eyes import Eyes
+from pyllama_spec.llama.eyes import Prompt as PromptRows
 from pyllama_spec.llama.open_model import check_target, open_model
 
 Progress = Callable[[float], None]
@@ -58,8 +63,8 @@ def run(
         template = ChatTemplate.of_model(model)
         # What is longer by its bytes alone needs -c: its tokens take much more memory.
         most = config.n_ctx or max(model.info.n_ctx_train, _N_CTX_STEP)
-        ids = [prompt.tokens(model.vocab, template, most) for prompt in prompts]
-        n_ctx = _n_ctx(config, prompts, ids)
+        read = _read(config, prompts, model, template, most)
+        n_ctx = _n_ctx(config, prompts, [ids for ids, _ in read])
         plain, specs = open_sides(model, config, n_ctx)
         with contextlib.ExitStack() as stack:
             for side in (plain, *specs):
@@ -71,8 +76,29 @@ def run(
             if template.note and any(prompt.messages for prompt in prompts):
                 setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
             measurement = _Measurement(config, setups, plain, specs, progress, on_part, span)
-            measurement.measure(prompts, ids)
+            measurement.measure(prompts, read)
             return measurement.result()
+
+
+def _read(
+    config: BenchConfig, prompts: Sequence[Prompt], model: Model, template: ChatTemplate, most: int
+) -> list[PromptRows]:
+    """The ids of each prompt, and the rows of its pictures."""
+    taken = [take_pictures(prompt.messages, MediaReader()) for prompt in prompts]
+    path, eyes = config.mmproj_path, None
+    if path is not None and any(pictures for _, pictures in taken):
+        options = config.arguments("projector")
+        eyes = Eyes.open(model, path, n_threads=config.n_threads, **options)
+    read: list[PromptRows] = []
+    for prompt, (messages, pictures) in zip(prompts, taken, strict=True):
+        if eyes is None or not pictures:
+            read.append((tuple(prompt.tokens(model.vocab, template, most)), ()))
+        else:
+            rendered = template.render(messages, tools=prompt.tools or None)
+            read.append(eyes.prompt(rendered, pictures))
+    if eyes is not None:
+        eyes.close()
+    return read
 
 
 def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> int:
@@ -138,17 +164,17 @@ class _Measurement:
     failure: str | None = None
     _n_done: int = 0
 
-    def measure(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:
+    def measure(self, prompts: Sequence[Prompt], read: Sequence[PromptRows]) -> None:
         """Measures all prompts; notes an interruption or an error."""
         n_sides = 1 + len(self.specs)
         n_steps = len(prompts) * self.config.repeats * n_sides + 1
         self.results = [{} for _ in self.specs]
         with self._ending():
-            self._warm_up(ids[0])
+            self._warm_up(*read[0])
             self._step(n_steps)
             for repeat in range(self.config.repeats):
-                for prompt, tokens in zip(prompts, ids, strict=True):
-                    self._measure_one(prompt, tokens, repeat, n_steps)
+                for prompt, (ids, media) in zip(prompts, read, strict=True):
+                    self._measure_one(prompt, ids, media, repeat, n_steps)
         self.span["finished"] = machine.now()
         self.span["load_average_end"] = machine.load_average()
         if self.progress is not None:
@@ -168,26 +194,31 @@ class _Measurement:
         if self.progress is not None:
             self.progress(min(self._n_done / n_steps, 0.999))
 
-    def _warm_up(self, tokens: Sequence[int]) -> None:
+    def _warm_up(self, tokens: Sequence[int], media: Sequence[PlacedRows]) -> None:
         n = min(_WARM_UP_TOKENS, self.config.n_tokens)
-        self.plain.run(tokens, n)
+        self.plain.run(tokens, n, media)
         for side in self.specs:
-            side.run(tokens, n)
+            side.run(tokens, n, media)
 
     def _measure_one(
-        self, prompt: Prompt, tokens: Sequence[int], repeat: int, n_steps: int
+        self,
+        prompt: Prompt,
+        tokens: Sequence[int],
+        media: Sequence[PlacedRows],
+        repeat: int,
+        n_steps: int,
     ) -> None:
         """Measures one text of each side."""
         n, plain = self.config.n_tokens, None
         if repeat % 2 == 0:
-            plain = self.plain.run(tokens, n)
+            plain = self.plain.run(tokens, n, media)
             self._step(n_steps)
         specs = []
         for side in self.specs:
-            specs.append(side.run(tokens, n))
+            specs.append(side.run(tokens, n, media))
             self._step(n_steps)
         if plain is None:
-            plain = self.plain.run(tokens, n)
+            plain = self.plain.run(tokens, n, media)
             self._step(n_steps)
         for results, spec in zip(self.results, specs, strict=True):
             result = results.get(prompt.id)

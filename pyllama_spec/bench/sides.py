@@ -20,6 +20,7 @@ from pyllama_spec.drafters import Drafter, NoDrafter
 from pyllama_spec.drafters.registry import MTP, make_drafter_for
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.llama.open_model import OpenModel, open_runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.runner import Runtime
@@ -83,7 +84,7 @@ class Side(Closeable):
         """The drafter's remark, such as why auto chose it; "" for none."""
         return self.runtime.round.drafter.note
 
-    def run(self, prompt: Sequence[int], n_tokens: int) -> Run:
+    def run(self, prompt: Sequence[int], n_tokens: int, media: Sequence[PlacedRows] = ()) -> Run:
         """Generates once from an empty memory, without reuse of an earlier prompt."""
         self._open.reset()
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
@@ -95,7 +96,7 @@ class Side(Closeable):
         start = process_time()
         try:
             # A second run would copy the first one.
-            loop.prefill(sequence, prompt, remember=False)
+            loop.prefill(sequence, prompt, remember=False, media=media)
             rounds = loop.generate(sequence, sampler, n_tokens, None, draws)
             steps = [next(rounds)]  # from the prompt
             drawn = process_time()

@@ -1,23 +1,31 @@
-"""Pictures in messages: image_url parts, decoded within bounds."""
+"""Pictures and sounds in messages: image_url and input_audio parts, decoded within bounds."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.chat.media_urls import MAX_BYTES, MediaReader
 from pyllama_spec.chat.template import RenderedChat
-from pyllama_spec.engine.media import MAX_PIXELS
+from pyllama_spec.engine.media import MAX_PIXELS, Prepared, Projector, decoded_audio
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 Pixels = npt.NDArray[np.uint8]
-# A picture's file, and the parameter that it was given as.
-Picture = tuple[bytes, str]
+
+
+class Picture(NamedTuple):
+    """The file of a picture or a sound, and the parameter that it was given as."""
+
+    content: bytes
+    param: str
+    is_sound: bool = False
+
+
 # What decoders reserve by a side alone, and what they compute for a scan without data.
 _MAX_SIDE, _MAX_SCANS = 1 << 16, 100
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
@@ -41,10 +49,12 @@ def take_pictures(messages: object, reader: MediaReader) -> tuple[Any, dict[str,
             continue
         parts: list[Any] = []
         for k, part in enumerate(content):
-            if isinstance(part, Mapping) and part.get("type") == "image_url":
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in _URL_OF:
                 mark = f"media{secrets.token_hex(12)}"
-                param = f"messages[{i}].content[{k}].image_url"
-                pictures[mark] = reader.read(_url_of(part, param), param), param
+                param = f"messages[{i}].content[{k}].{kind}"
+                content = reader.read(_URL_OF[kind](part, param), param)
+                pictures[mark] = Picture(content, param, kind == "input_audio")
                 part = {"type": "text", "text": mark}
             parts.append(part)
         out.append({**message, "content": parts})
@@ -57,6 +67,27 @@ def _url_of(part: Mapping[str, Any], param: str) -> str:
     if not isinstance(url, str):
         raise ArgumentError(param, url, 'a text, or {"url": ...}')
     return url
+
+
+def _url_of_sound(part: Mapping[str, Any], param: str) -> str:
+    sound = part.get("input_audio")
+    data = sound.get("data") if isinstance(sound, Mapping) else None
+    if not isinstance(data, str):
+        raise ArgumentError(param, sound, '{"data": ..., "format": "wav"}')
+    return data if data.startswith("data:") else f"data:;base64,{data}"
+
+
+_URL_OF = {"image_url": _url_of, "input_audio": _url_of_sound}
+
+
+def prepared(projector: Projector, picture: Picture) -> Prepared:
+    """A picture or a sound, ready for a projector to compute its rows."""
+    if not picture.is_sound:
+        return projector.prepared_image(decode_picture(picture.content, picture.param))
+    try:
+        return projector.prepared_audio(decoded_audio(picture.content, projector.sample_rate))
+    except (ArgumentError, UnsupportedError) as error:
+        raise error.copied(param=picture.param) from None
 
 
 def decode_picture(content: bytes, param: str = "image") -> Pixels:

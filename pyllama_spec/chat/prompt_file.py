@@ -4,6 +4,7 @@
 {"id": "c", "category": "b", "prompt": "Once upon"}
 
 A line with messages may have "tools": descriptions of functions, as chat completions take them.
+Messages may have pictures, as image_url parts with data: URLs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyllama_spec.chat.media_urls import MediaReader
+from pyllama_spec.chat.pictures import take_pictures
 from pyllama_spec.chat.template import (
     ChatTemplate,
     check_fits,
@@ -125,7 +128,9 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
     tools = entry.get("tools", [])
     if not isinstance(tools, list) or not all(map(name_of_tool, tools)):
         raise ArgumentError("tools", tools, "a list of functions, each with a name")
-    messages = tuple(check_messages(entry["messages"]))
+    marked, pictures = take_pictures(entry["messages"], MediaReader())
+    checked = check_messages(marked)
+    messages = tuple(entry["messages"] if pictures else checked)
     return Prompt(named["id"], named["category"], messages, tools=tuple(tools))
 
 

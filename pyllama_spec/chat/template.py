@@ -135,9 +135,11 @@ def _text(content: object, i: int) -> str | None:
         if not isinstance(part, Mapping) or "type" not in part:
             raise ArgumentError(f"messages[{i}].content[{k}]", part, "a part with a type")
         if part["type"] not in ("text", "refusal"):
+            is_picture = part["type"] == "image_url"
             raise UnsupportedError(
+                "image input is not supported" if is_picture else "",
                 param=f"messages[{i}].content[{k}].type", value=part["type"], expected="text alone",
-                setup="give a model that sees its `mmproj_path`" * (part["type"] == "image_url"),
+                setup="give a model that sees its `mmproj_path`" * is_picture,
             )  # fmt: skip
         text = part.get(part["type"])
         if not isinstance(text, str):

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import warnings
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyllama_spec.cli.generate import (
@@ -14,6 +15,7 @@ from pyllama_spec.cli.generate import (
     colour_lines,
     end_lines,
     figure_lines,
+    picture_part,
     print_notes,
     print_pieces,
     request_options,
@@ -29,6 +31,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _MAX_TOKENS = 1024
 _HELP = """\
 /help              this text
+/image FILE        show a picture with the next message
 /reset             begin anew; the system message stays
 /quit              leave; so does Ctrl-D, on Windows Ctrl-Z and Enter
 Ctrl-C             end the answer, or drop what is typed
@@ -54,6 +57,8 @@ def run_chat(args: argparse.Namespace) -> int:
             _ = llama.template
         for one in noted:
             print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
+        if llama.mmproj_path is not None:
+            print_notes([f"{llama.mmproj_path.name} reads pictures: /image FILE"])
         is_typed = sys.stdin.isatty() and sys.stdout.isatty()
         if is_typed:
             print(dim("/help says what can be done, /quit leaves", sys.stdout))
@@ -93,16 +98,19 @@ class _Chat:
             self._head.append({"role": "system", "content": args.system})
         self._has_figures, self._is_first = not args.quiet, True
         self._turns: list[dict[str, Any]] = []
+        self._pictures: list[dict[str, Any]] = []  # of the next message
 
     def take(self, text: str) -> bool:
         """Answers a message, or executes a command; returns False to quit."""
-        name = text.strip().partition(" ")[0]
+        name, _, given = text.strip().partition(" ")
         if name in ("/quit", "/exit"):
             return False
         if name == "/help":
             print(_HELP)
+        elif name == "/image":
+            self._show(given.strip().strip("'\""))
         elif name == "/reset":
-            self._turns = []
+            self._turns, self._pictures = [], []
             print("A new conversation.")
         elif name.startswith("/") and name[1:].isalpha() and "\n" not in text:
             print(f"There is no {name}; /help lists the commands.")
@@ -110,8 +118,16 @@ class _Chat:
             self._answer(text)
         return True
 
+    def _show(self, path: str) -> None:
+        try:
+            self._pictures.append(picture_part(Path(path).expanduser()))
+        except PyllamaSpecError as error:
+            print(error, file=sys.stderr)
+
     def _answer(self, text: str) -> None:
-        self._turns.append({"role": "user", "content": text})
+        parts = [*self._pictures, {"type": "text", "text": text}]
+        self._turns.append({"role": "user", "content": parts if self._pictures else text})
+        self._pictures = []
         generation = None
         try:
             generation = self._llama.generate_chat_steps(

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from time import perf_counter, process_time
 from typing import Any
 
+import numpy as np
+
 from pyllama_spec._version import __version__
 from pyllama_spec.cli.options import DRAFT_HELP, add_options, given, own_draft, path_argument
 from pyllama_spec.drafters import Drafter, DraftOptions
@@ -30,9 +32,11 @@ from pyllama_spec.engine import (
     system_info,
 )
 from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.media import joined
 from pyllama_spec.engine.model import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama.eyes import Eyes
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
 from pyllama_spec.speculative.row_timing import measure_rows
@@ -59,6 +63,7 @@ _N_TOKENS, _N_PASSES = 64, 3
 _PAYS = 1.03
 # The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
+_PICTURE = (1024, 768)
 _OF_PLACES = [
     one.name for one in options_of(OpenOptions).values() if one.group in ("target", "layers")
 ]
@@ -99,6 +104,10 @@ def _run_doctor(args: argparse.Namespace) -> int:
         return 0
     if "verify_cost" in result:
         _print_costs(result["verify_cost"], result["own_share"], args.max_rows)
+    if eyes := result.get("projector"):
+        _field("projector", f"{eyes['path']}: {eyes['size_bytes'] / 1e6:.1f} MB of weights; a "
+               f"picture of {eyes['picture']} takes {eyes['n_tokens']} tokens and "
+               f"{eyes['picture_s']:.2f} s")  # fmt: skip
     if "draft" in result:
         _print_draft(result["draft"], result["model"]["n_vocab"])
     return 0
@@ -130,6 +139,11 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
         result["model"] = describe_model(model)
         if not args.json:
             _print_model(result["model"])
+        if opening.mmproj_path is not None:
+            bar = ProgressBar("reading a picture")
+            bar.draw(0.0)
+            result["projector"] = measure_projector(model, opening)
+            bar.clear()
         if args.draft is not None and drafter is None:
             drafter = make_drafter_for(model, args.draft, _draft_options(opening))
             opened.callback(drafter.close)
@@ -233,6 +247,27 @@ def measure_verify_cost(
         for n, s in sorted(seconds.items())
     ]
     return {"verify_cost": costs, "own_share": round(share, 4)}
+
+
+def measure_projector(model: Model, opening: OpenOptions) -> dict[str, Any] | None:
+    """What a projector costs: its bytes, and the tokens and seconds of a picture."""
+    path = opening.mmproj_path
+    eyes = None if path is None else Eyes.open(
+        model, path, n_threads=opening.n_threads, **opening.arguments("projector")
+    )  # fmt: skip
+    if eyes is None:
+        return None
+    width, height = _PICTURE
+    try:
+        begun = perf_counter()
+        parts = eyes.projector.image(np.full((height, width, 3), 127, np.uint8))
+        return {
+            "path": str(eyes.projector.path), "size_bytes": eyes.projector.memory_bytes,
+            "picture": f"{width}x{height}", "n_tokens": len(joined(parts)[0]),
+            "picture_s": perf_counter() - begun,
+        }  # fmt: skip
+    finally:
+        eyes.close()
 
 
 def try_draft(

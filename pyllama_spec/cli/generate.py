@@ -12,16 +12,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyllama_spec.chat.media_urls import MAX_BYTES
-from pyllama_spec.cli.options import (
-    add_model_options,
-    add_options,
-    add_sampling_options,
-    open_llama,
-)
+from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
 from pyllama_spec.cli.wording import notes_held
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
-from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import options_of
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import Piece
@@ -53,9 +47,8 @@ def add_generate(commands: _Commands) -> None:
     source.add_argument("-f", "--file", type=Path, help="a file that holds the prompt; - for stdin")
     parser.add_argument("--chat", action="store_true", help="use the model's chat template")
     parser.add_argument("--system", default=None, help="a system message, with --chat")
-    add_options(parser, OpenOptions, "pictures")
     parser.add_argument("--image", type=Path, action="append", default=[], metavar="F",
-        help="a picture before the prompt, with --chat and --mmproj; may be repeated")  # fmt: skip
+        help="a picture before the prompt, with --chat; may be repeated")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_generate)
 
@@ -74,7 +67,7 @@ def _prompt(args: argparse.Namespace) -> str:
     return read_text(args.file, "the prompt")
 
 
-def _picture(path: Path) -> dict[str, Any]:
+def picture_part(path: Path) -> dict[str, Any]:
     """A picture's file as a part of a message."""
     try:
         with path.open("rb") as file:
@@ -106,7 +99,9 @@ def run_generate(args: argparse.Namespace) -> int:
     if args.image and not args.chat:
         raise ArgumentError("image", problem="is a part of a chat", remedy="add --chat")
     prompt = _prompt(args)
-    pictures = [_picture(path) for path in args.image]
+    pictures = [picture_part(path) for path in args.image]
+    if not pictures:
+        args.mmproj_path = None  # it would be loaded for nothing
     with open_llama(args) as llama:
         if args.chat:
             content = [*pictures, {"type": "text", "text": prompt}] if pictures else prompt

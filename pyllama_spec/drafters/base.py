@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.media_ids import as_text
+from pyllama_spec.engine.media import MediaRows
 from pyllama_spec.engine.sampler import Distribution
 from pyllama_spec.errors import PyllamaSpecError
 
@@ -86,30 +86,6 @@ class TokenView(Sequence[int]):
         return iter(self._tokens)
 
 
-class MediaView(TokenView):
-    """A view of tokens with rows of images among them, which show as ids of the vocabulary."""
-
-    __slots__ = ("_n_vocab",)
-
-    def __init__(self, tokens: list[int], n_vocab: int) -> None:
-        super().__init__(tokens)
-        self._n_vocab = n_vocab
-
-    @overload
-    def __getitem__(self, i: int) -> int: ...
-
-    @overload
-    def __getitem__(self, i: slice) -> list[int]: ...
-
-    def __getitem__(self, i: int | slice) -> int | list[int]:
-        if isinstance(i, slice):
-            return as_text(self._tokens[i], self._n_vocab)
-        return as_text([self._tokens[i]], self._n_vocab)[0]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self[:])
-
-
 def n_common_ids(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
     """The length of the common prefix of two arrays."""
     n = min(len(a), len(b))
@@ -123,7 +99,7 @@ class DraftRequest(NamedTuple):
     Attributes:
         seq: number of the sequence.
         tokens: the prompt and all committed tokens. The last one is pending: the target has not
-            decoded it.
+            decoded it. An id below 0 is a row of a picture.
         n_requested: the maximum number of tokens to propose, at least 1.
         stop: says where the draft ends, for drafters that draft one token at a time; None to draft
             n_requested tokens.
@@ -162,6 +138,8 @@ class Committed(NamedTuple):
             rows that are needed to resume there.
         n_chosen: how many of the tokens, counted from the end, the target chose in this request;
             those before them were given. 0 if that is no longer known.
+        media: if the tokens are rows of a picture, with ids below 0, the rows themselves; None
+            where only their ids are known.
     """
 
     seq: int
@@ -171,6 +149,7 @@ class Committed(NamedTuple):
     first_row: int = 0
     is_border: bool = False
     n_chosen: int = 0
+    media: MediaRows | None = None
 
 
 def name_of_code(code: object) -> str:

@@ -16,9 +16,10 @@ class FileOptions(TypedDict, total=False):
     n_ctx: the number of tokens of each sequence that the draft remembers; None for as many as are
         of use. With fewer, it drops the oldest and continues.
     p_min: end a draft before a token with a lower probability.
-    n_output: of a head, the number of vocabulary ids that it chooses among; those of the text are
-        always among them (output_part.py). 0 for all; None for a part of a large vocabulary. A
-        draft with a reduced vocabulary (d2t) chooses among that.
+    n_output: of a head, or of a small model with the target's vocabulary, the number of ids that
+        it chooses among; those of the text are always among them (output_part.py). 0 for all; None
+        for a part of a large vocabulary. A draft with a reduced vocabulary (d2t) chooses among
+        that.
     n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a draft given as a path.
     """
 

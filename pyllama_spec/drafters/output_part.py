@@ -129,7 +129,7 @@ class DraftIds:
         """Assigns slots to the ids of a text."""
         slots, new = self._slots, []
         for id_ in dict.fromkeys(ids):
-            if id_ >= self._n_vocab:
+            if not 0 <= id_ < self._n_vocab:
                 continue
             slot = slots.pop(id_, None)
             if slot is None:

@@ -20,6 +20,7 @@ from pyllama_spec.drafters.draft_memory import Chain, Choice, DraftMemory, Rows,
 from pyllama_spec.drafters.kinds import HeadKind
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context, LayerRows
+from pyllama_spec.engine.media import MediaRows, PlacedRows
 from pyllama_spec.engine.model_info import DraftBlock
 from pyllama_spec.errors import PyllamaSpecError
 
@@ -116,6 +117,7 @@ class SequenceMemory:
     n_fed: int = 0
     first: int = 0  # the first position that has not left the window
     ahead: int | None = None
+    media: list[PlacedRows] = field(default_factory=list)  # pictures that are not fed yet
     pinned: dict[int, Rows] = field(default_factory=dict)  # by position, two of each place: pin()
     n_skipped: int = 0  # positions 0 .. n_skipped - 1 were dropped in a pause of the draft
 
@@ -134,6 +136,7 @@ class SequenceMemory:
     def truncate(self, n_keep: int) -> None:
         """Forgets tokens and rows from position n_keep on."""
         del self.tokens[n_keep:]
+        self.media = [one for one in self.media if one.start < n_keep]
         self.rows.truncate(n_keep)
         self.pinned = {i: row for i, row in self.pinned.items() if i < n_keep}
         last = self.pinned.get(n_keep - 1)
@@ -164,8 +167,10 @@ class RowMemory(DraftMemory):
     ) -> None:
         super().__init__(context)
         self._row, self._token = kind.row, kind.token
+        # At a position P the picture's row x[P + _id] is read, if there is one.
+        self._id = self._row if self._token is None else self._token
         # How many of the first n tokens' positions have to wait for a later token or row.
-        self._n_open = max(self._row, self._row if self._token is None else self._token)
+        self._n_open = max(self._row, self._id)
         self._lane, self._n_lanes = lane, n_lanes
         self._n_features, self._n_window = n_features, n_window
         self._batch = Batch(context.n_batch, n_row=n_features, n_model_row=context.n_row)
@@ -207,6 +212,10 @@ class RowMemory(DraftMemory):
         """The sequence id of a text's rows in the draft's context."""
         return seq * self._n_lanes + self._lane
 
+    def place_of(self, seq: int, position: int) -> int:
+        """The place in the head's context: rows of a picture may share some, as in the target."""
+        return self.context.memory.position_of(self.lane_of(seq), position)
+
     def n_ready(self, s: SequenceMemory) -> int:
         """The number of positions of which all that the head reads is known, fed or not."""
         n, token = s.rows.end - self._row, self._token
@@ -241,7 +250,7 @@ class RowMemory(DraftMemory):
         for chain in chains:
             assert chain.choice is not None  # it was extended
             seq, ids = chain.request.seq, chain.ids
-            position = self._sequences[seq].n_fed + len(ids) - 1
+            position = self.place_of(seq, self._sequences[seq].n_fed + len(ids) - 1)
             step.add(ids[-1], position, seq, output=True, row=chain.choice.row)
         self.decode(step)
         for i, chain in enumerate(chains):
@@ -269,6 +278,8 @@ class RowMemory(DraftMemory):
             if one.features:
                 s.rows.append(one.first_row, one.features)
             s.tokens.extend(one.tokens)
+            if one.media is not None:
+                s.media.append(PlacedRows(one.start, one.media))
             if not was_in_prompt:
                 self._use *= _KEEP_USE
             if (was_in_prompt and not s.is_in_prompt) or one.is_border:
@@ -279,10 +290,12 @@ class RowMemory(DraftMemory):
         seqs = {one.seq: self._sequences[one.seq] for one in done}
         if self.is_paused:
             for seq, s in seqs.items():
-                if self.n_waiting(s) > _MAX_WAITING:
+                if self.n_waiting(s) > _MAX_WAITING or s.media:
                     # The draft's context drops what it was fed too: it cannot continue after a gap.
-                    self.context.memory.remove(self.lane_of(seq))
-                    s.n_fed = s.first = s.n_skipped = self.n_ready(s) - _KEEP_WAITING
+                    n_kept = 0 if s.media else _KEEP_WAITING
+                    s.n_fed = s.first = s.n_skipped = self.n_ready(s) - n_kept
+                    s.media.clear()
+                    self._empty(seq, s)
                     s.rows.keep_last(s.rows.end - s.n_fed + 1)
             return
         n_most = self._batch.n_max  # after a prompt: what waits is fed with the next draft
@@ -293,7 +306,7 @@ class RowMemory(DraftMemory):
 
     def feed(self, seqs: Iterable[int], read: ReadLast | None = None) -> None:
         """Feeds all rows of some sequences that are ready."""
-        left = {seq: self._prepare(seq) for seq in sorted(seqs)}
+        left = {seq: n for seq in sorted(seqs) if (n := self._prepare(seq))}
 
         def put(seq: int, n: int, is_end: bool) -> None:
             self._put(self._batch, seq, n, is_end and read is not None)
@@ -320,17 +333,66 @@ class RowMemory(DraftMemory):
         end = self.n_ready(s)
         self._make_room(seq, s, end)
         self.context.memory.rollback(self.lane_of(seq), s.n_fed)
+        if s.media:
+            self._feed_media(seq, s)
         return end - s.n_fed
+
+    def _feed_media(self, seq: int, s: SequenceMemory) -> None:
+        """Feeds what waits up to the end of the last picture, texts and pictures in turn."""
+        batch, end = self._batch, self.n_ready(s)
+        for start, media in s.media:
+            first = start - self._id
+            for is_text, stop in ((True, first), (False, first + len(media.ids))):
+                while (n := min(stop, end, s.n_fed + batch.n_max) - s.n_fed) > 0:
+                    batch.clear()
+                    if is_text:
+                        self._put(batch, seq, n, is_read=False)
+                    else:
+                        self._set_media(seq, s, start, media.part(s.n_fed - first, n))
+                    self.decode(batch)
+                    s.n_fed += n
+        s.media.clear()
+        s.rows.keep_last(KEEP_ROWS)
+
+    def _set_media(self, seq: int, s: SequenceMemory, start: int, media: MediaRows) -> None:
+        """Makes the batch of the next positions, which are those of a picture's rows."""
+        n, n_embd, embd = len(media.ids), self.context.model.info.n_embd_inp, None
+        places = np.broadcast_to(np.arange(s.n_fed, s.n_fed + n, dtype=np.int32), (3, n))
+        if self.context.has_grid:
+            self._note_media(seq, s)
+            places = media.positions + self.place_of(seq, start)
+        if self._token is not None:
+            # A head that is not as wide as the target has embeddings of its own, and none of these.
+            is_known = self._n_features == n_embd * max(len(self.context.model.target_layers), 1)
+            embd = media.rows[:, :n_embd] if is_known else np.zeros((n, n_embd), np.float32)
+        rows = self._rows_at(s, n)
+        self._batch.set_media(rows, places, self.lane_of(seq), embd=embd)
+
+    def _note_media(self, seq: int, s: SequenceMemory) -> None:
+        """Notes where the head's context has rows of pictures that share places."""
+        if self.context.has_grid:
+            self.context.memory.note_media(self.lane_of(seq), s.tokens)
+
+    def _empty(self, seq: int, s: SequenceMemory) -> None:
+        """Drops what was fed of a sequence that continues."""
+        self.context.memory.remove(self.lane_of(seq))
+        self._note_media(seq, s)
 
     def _put(self, batch: Batch, seq: int, n: int, is_read: bool) -> None:
         """Adds a sequence's next n positions to a batch; `is_read` requests the last output."""
-        s, row, token = self._sequences[seq], self._row, self._token
-        at = s.n_fed
-        rows = s.rows.view(max(at + row, 0), at + row + n)
-        if at + row < 0:
-            rows = np.concatenate((np.zeros((-row - at, s.rows.n_features), np.float32), rows))
+        s, token = self._sequences[seq], self._token
+        at, rows = s.n_fed, self._rows_at(s, n)
         ids = None if token is None else s.tokens[at + token : at + token + n]
-        batch.extend(ids, at, self.lane_of(seq), rows=[rows], output_last=is_read)
+        place = self.place_of(seq, at)
+        batch.extend(ids, place, self.lane_of(seq), rows=[rows], output_last=is_read)
+
+    def _rows_at(self, s: SequenceMemory, n: int) -> Rows:
+        """The target's rows at the next n positions."""
+        first, end = s.n_fed + self._row, s.n_fed + self._row + n
+        rows = s.rows.view(max(first, 0), end)
+        if first < 0:
+            rows = np.concatenate((np.zeros((-first, s.rows.n_features), np.float32), rows))
+        return rows
 
     def _make_room(self, seq: int, s: SequenceMemory, end: int) -> None:
         """Drops the oldest rows so that all rows up to `end` fit the window."""
@@ -338,8 +400,10 @@ class RowMemory(DraftMemory):
             return
         # An eighth more, so that this is not done in every round.
         first = end - self._n_window + self._n_window // 8
+        while self.place_of(seq, first) < 0:
+            first += 1  # rows of a picture that share places leave together
         if first > s.n_fed:  # a long prompt: its first rows need not be fed at all
-            self.context.memory.remove(self.lane_of(seq))
+            self._empty(seq, s)
             s.n_fed = first
         else:
             self.context.memory.remove(self.lane_of(seq), s.first, first)
@@ -409,12 +473,15 @@ class RowMemory(DraftMemory):
         self.forget(to)
         self.context.memory.copy(self.lane_of(seq), self.lane_of(to))
         self._sequences[to] = replace(
-            s, tokens=list(s.tokens), rows=s.rows.copy(), pinned=dict(s.pinned)
-        )
+            s, tokens=list(s.tokens), rows=s.rows.copy(), pinned=dict(s.pinned),
+            media=list(s.media),
+        )  # fmt: skip
 
     def save(self, seq: int, draft: str) -> bytes:
         """The state of a sequence."""
         s = self.of(seq)
+        if s.media:
+            self.feed((seq,))
         facts = {
             "n_fed": s.n_fed, "first": s.first, "ahead": s.ahead, "start": s.rows.start,
             "n_skipped": s.n_skipped, "pinned": list(s.pinned),
@@ -432,6 +499,7 @@ class RowMemory(DraftMemory):
         self.context.memory.restore(self.lane_of(seq), parts[2])
         s = self.of(seq)
         s.tokens = np.frombuffer(parts[0], dtype="<i4").tolist()
+        self._note_media(seq, s)
         rows = np.frombuffer(parts[1], dtype="<f4").reshape(-1, self._n_features)
         s.rows.append(facts["start"], [rows])
         s.n_fed, s.first, s.ahead = facts["n_fed"], facts["first"], facts["ahead"]
@@ -488,9 +556,10 @@ class BlockMemory(RowMemory):
         """Adds a block of n guesses after a token; returns the row of its first guess."""
         slots, from_anchor = self._slots, self._block.sample_from_anchor
         first_row = slots.n_tokens + (not from_anchor)
-        slots.add(token, position, seq, output=from_anchor)
+        place = self.place_of(seq, position)
+        slots.add(token, place, seq, output=from_anchor)
         masks = [self._block.mask_id] * (n - from_anchor)
-        slots.extend(masks, position + 1, seq, output_all=True)
+        slots.extend(masks, place + 1, seq, output_all=True)
         return first_row
 
     def read(self, seq: int, i: int, before: int) -> Choice:
@@ -621,7 +690,8 @@ class Lane(RowMemory):
                 self._put(batch, seq, self.n_waiting(s), is_read=False)
             first, n = self.n_ready(s), len(chain.ids)
             for i, (token, row) in enumerate(zip(chain.ids, chain.rows, strict=True)):
-                batch.add(token, first + i, self.lane_of(seq), output=i == n - 1, row=row)
+                place = self.place_of(seq, first + i)
+                batch.add(token, place, self.lane_of(seq), output=i == n - 1, row=row)
             ends.append(batch.n_tokens - 1)
         self.decode(batch)
         # Only now: an interrupt before would leave a hole in the memory.

@@ -34,7 +34,9 @@ from pyllama_spec.drafters.draft_memory import (
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.drafters.model_drafter import ModelDrafter
 from pyllama_spec.drafters.options import DraftOptions, FileOptions
+from pyllama_spec.drafters.output_part import reduced_output
 from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.load_errors import UnknownArchitectureError
 from pyllama_spec.engine.model import Model
@@ -136,6 +138,8 @@ class VocabMap:
 
     def to_draft(self, token: int) -> tuple[int, ...]:
         """The draft's ids of a target id: one, or those of its text; () for none."""
+        if token < 0:  # a row of a picture
+            return ()
         if self.is_identity:
             return (token,) if token < self._n_draft else ()
         ids = self._to_draft[token]
@@ -167,10 +171,9 @@ class SequenceText:
     """The memory of one sequence."""
 
     tokens: list[int] = field(default_factory=list)  # the ids of the target, the last one pending
-    # The same text in ids of the draft; the same list if the vocabularies are equal.
+    # The same text in ids of the draft, without pictures; the same list if it is equal.
     ids: list[int] = field(default_factory=list)
-    # [len(tokens)] the number of ids up to the end of each token; unused if the vocabularies are
-    # equal.
+    # [len(tokens)] the number of ids up to the end of each token; unused if the list is the same.
     ends: list[int] = field(default_factory=list)
     # The ids in the draft's memory: those of the text without the oldest, then guesses.
     held: list[int] = field(default_factory=list)
@@ -232,8 +235,10 @@ class TokenMemory(DraftMemory):
         """Notes tokens without computing."""
         for one in done:
             s = self.of(one.seq)
+            if s.ids is s.tokens and min(one.tokens, default=0) < 0:
+                s.ids, s.ends = list(s.tokens), list(range(1, len(s.tokens) + 1))
             s.tokens.extend(one.tokens)
-            if not self.vocab.is_identity:
+            if s.ids is not s.tokens:
                 for token in one.tokens:
                     s.ids.extend(self.vocab.to_draft(token))
                     s.ends.append(len(s.ids))
@@ -247,7 +252,7 @@ class TokenMemory(DraftMemory):
             self.forget(seq)
             return
         del s.tokens[n_keep:]
-        if not self.vocab.is_identity and len(s.ends) > n_keep:
+        if s.ids is not s.tokens and len(s.ends) > n_keep:
             del s.ids[s.ends[n_keep - 1] :], s.ends[n_keep:]
         s.n_equal = min(s.n_equal, len(s.ids))
 
@@ -262,7 +267,7 @@ class TokenMemory(DraftMemory):
         self.forget(to)
         self.context.memory.copy(seq, to)
         tokens = list(s.tokens)
-        ids = tokens if self.vocab.is_identity else list(s.ids)
+        ids = tokens if s.ids is s.tokens else list(s.ids)
         self._sequences[to] = replace(
             s, tokens=tokens, ids=ids, ends=list(s.ends), held=list(s.held)
         )
@@ -509,6 +514,9 @@ class SmallModel(ModelDrafter[TokenMemory]):
         n_batch = max(min(params.n_batch, params.n_ubatch), params.n_seq_max)
         n_guesses = self.max_draft
         context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
+        if self._vocab.is_identity:
+            with closed_on_failure(context):
+                self._draft_ids = reduced_output(context, self._n_output, target.model)
         self.step_share = step_share(self.model, target.model)
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
 
@@ -532,7 +540,7 @@ class SmallModel(ModelDrafter[TokenMemory]):
     def describe(self) -> dict[str, Any]:
         """The draft's file, sizes, and share of the target's vocabulary."""
         facts = super().describe()
-        del facts["target_layers"], facts["n_output"]
+        del facts["target_layers"]
         facts["reads"] = "the text"
         with contextlib.suppress(ModelLoadError):
             facts["weights"] = main_type(self.model.path)

@@ -42,6 +42,7 @@ class Batch:
         self.max_pos = -1
         # [2, n_tokens] of rows of an image; None for others. The struct points into it.
         self._grid: npt.NDArray[np.int32] | None = None
+        self._embd: npt.NDArray[np.float32] | None = None
         self._ids = ffi.new("int32_t[]", n_max)
         self._pos = ffi.new("int32_t[]", n_max)
         self._output = ffi.new("int8_t[]", n_max)
@@ -59,6 +60,7 @@ class Batch:
         self.max_pos = -1
         if self._grid is not None:
             self._grid, self._struct.grid, self._struct.is_whole = None, ffi.NULL, False
+            self._embd, self._struct.embd = None, ffi.NULL
 
     def add(
         self,
@@ -139,6 +141,7 @@ class Batch:
         *,
         output_last: bool = False,
         is_whole: bool = False,
+        embd: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Makes a batch of rows of an image alone, for a batch with n_row.
 
@@ -148,6 +151,8 @@ class Batch:
             seq: their sequence.
             output_last: whether to compute the logits of the last row.
             is_whole: whether each row sees all the others; Context.n_ubatch limits them then.
+            embd: [n, n_embd_inp] float32, for a head that reads ids beside rows: what stands in
+                the place of ids.
         """
         self.clear()
         self.extend(None, 0, seq, output_last=output_last, rows=(rows,))
@@ -156,6 +161,9 @@ class Batch:
         self._grid, self.max_pos = where[1:], int(where[0].max())
         self._struct.grid = ffi.cast("int32_t *", self._grid.ctypes.data)
         self._struct.is_whole = is_whole
+        if embd is not None:
+            self._embd = np.ascontiguousarray(embd, np.float32)
+            self._struct.embd = ffi.cast("float *", self._embd.ctypes.data)
 
     def _set_numbers(
         self, start: int, n: int, tokens: Sequence[int] | None, pos: int, seq: int

@@ -89,7 +89,12 @@ class Memory:
             UnsupportedError: a recurrent state cannot remove only this part.
         """
         check(
-            lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(p0), _pos(p1)),
+            lib.llama_spec_seq_rm(
+                self._handle.pointer,
+                _seq(seq),
+                self.position_of(seq, _pos(p0)),
+                self.position_of(seq, _pos(p1)),
+            ),
             f"cannot remove from sequence {seq}",
         )
         if p0 == 0 and p1 < 0:
@@ -184,7 +189,7 @@ class Memory:
         The sequence must still hold them, except for the state itself.
         """
         self._set(seq, checkpoint, partial=True)
-        self.remove(seq, self.position_of(seq, n_keep))
+        self.remove(seq, n_keep)
         self._keep_media(seq, n_keep)
 
     def _get(self, seq: int, n_header: int, *, partial: bool = False, back: int = 0) -> memoryview:
@@ -343,8 +348,8 @@ class Context(Owner):
         self._layer_views: dict[int, tuple[int, Rows]] = {}
         self._n_last = 0
         self._n_draft_row: int = info.n_draft_row
-        # The width of a batch's rows.
-        self.n_row = model.info.n_embd_out if params.is_head else model.info.n_embd_inp
+        # The width of a batch's rows, and whether rows of media have places in a grid.
+        self.n_row, self.has_grid = int(info.n_row), bool(info.has_grid)
         n = info.n_candidates
         self._candidates = ffi.new("int32_t[]", n), ffi.new("float[]", n), ffi.new("int32_t *")
         self._likely = ffi.new("int32_t[1]"), ffi.new("float[1]"), ffi.new("int32_t *")

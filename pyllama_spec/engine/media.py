@@ -1,16 +1,16 @@
-"""Images for a model that sees, by the projector in its second file.
+"""Images and sounds for a model that takes them, by the projector in its second file.
 
-A projector makes rows of a picture, which the model reads in the place of tokens. In a prompt each
-row has an id below 0, made of all rows: whatever compares tokens finds a prefix with the same
-picture, and never one with another, or that another projector has read.
+A projector makes rows of a picture or a sound, which the model reads in the place of tokens. In a
+prompt each row has an id below 0, made of all rows: whatever compares tokens finds a prefix with
+the same picture, and never one with another, or that another projector has read.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from pyllama_spec.gguf.reader import GgufFile, GgufKey, read_gguf
 
 # An image that is larger has to be scaled down before: the engine keeps several copies of it.
 MAX_PIXELS = 1 << 26
+# Of a sound: models read up to 25 rows of a second.
+MAX_SECONDS = 1800
 # The engine divides by them, or loops for ever where they are 0.
 _DIVISORS = (
     "patch_size", "image_size", "embedding_length", "attention.head_count", "spatial_merge_size",
@@ -37,17 +39,27 @@ _DIVISORS = (
     "preproc_min_tiles", "preproc_max_tiles", "image_min_pixels", "image_max_pixels",
 )  # fmt: skip
 # What no real file exceeds: the engine reserves memory by them before it looks at a tensor.
-_MAX_VALUE, _MAX_SIDE, _MAX_LAYERS = 1 << 26, 1 << 12, 1 << 10
+_MAX_VALUE, _MAX_SIDE, _MAX_LAYERS, _MAX_ROWS = 1 << 26, 1 << 12, 1 << 10, 1 << 15
 _SIDES = ("patch_size", "image_size", "preproc_image_size", "num_mel_bins", "spatial_merge_size")
 # The rows of these depend on how many images and tokens come before them in the prompt; gemma3nv's
 # graph is not guarded against absent layers.
 _REFUSED = (b"hunyuanvl", b"deepseek4v", b"gemma3nv")
 # Tensors that the engine reads without a look at whether the file has them, by projector_type.
 _NEEDED = {
-    b"mlp": "mm.2.weight",
-    b"gemma4v": "v.position_embd.weight",
-    b"gemma4uv": "v.position_embd.weight",
+    b"mlp": ("mm.2.weight",),
+    b"gemma4v": ("v.position_embd.weight",),
+    b"gemma4uv": ("v.position_embd.weight",),
 }
+# Encoders of sounds like Whisper's: the engine looks at their first layer, and at places.
+_WHISPERS = (
+    b"ultravox",
+    b"qwen2a",
+    b"qwen2.5o",
+    b"voxtral",
+    b"glma",
+    b"meralion",
+    b"musicflamingo",
+)
 # The engine merges 2 x 2 patches of these, whatever the file says, and writes as many positions.
 _MERGES_BY_TWO = (b"qwen2vl_merger", b"qwen2.5vl_merger", b"qwen3vl_merger")
 
@@ -70,6 +82,18 @@ class MediaRows:
     n_positions: int
     is_whole: bool
 
+    def part(self, first: int, n: int) -> MediaRows:
+        """Rows first .. first + n - 1. Positions stay those of the whole."""
+        end = first + n
+        return replace(
+            self, ids=self.ids[first:end], rows=self.rows[first:end],
+            positions=self.positions[:, first:end],
+        )  # fmt: skip
+
+
+Samples = npt.NDArray[np.float32]
+# How files of sounds begin: WAV, FLAC, MP3 with tags and without.
+_SOUNDS = (b"RIFF", b"fLaC", b"ID3", *(bytes((0xFF, 0xE0 | i)) for i in range(32)))
 
 # A part of a prompt: tokens, or rows.
 Part = tuple[int, ...] | MediaRows
@@ -95,8 +119,24 @@ def joined(parts: Sequence[Part]) -> tuple[tuple[int, ...], tuple[PlacedRows, ..
     return tuple(ids), tuple(placed)
 
 
+class Prepared:
+    """A picture or a sound, scaled and cut, of which no rows are computed yet.
+
+    Attributes:
+        n_tokens: the tokens and rows that it takes of a prompt.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        part = ffi.new("struct llama_spec_media_part *")
+        self.n_tokens = 0
+        for i in range(lib.llama_spec_media_n_parts(raw)):
+            check(lib.llama_spec_media_get_part(raw, i, part), "cannot read it")
+            self.n_tokens += int(part.n_rows)
+
+
 class Projector(Owner):
-    """The second file of a model that sees, often called mmproj.
+    """The second file of a model that sees or hears, often called mmproj.
 
     It keeps the model's weights alive, so that they can be closed in any order. One thread at a
     time computes; others wait.
@@ -105,10 +145,17 @@ class Projector(Owner):
         model: the model that the projector was made for.
         path: a GGUF of the architecture "clip".
         n_threads: the threads that compute; None for those of the machine's cores.
+        use_gpu: whether it computes on a device, beside a model on one.
+        image_min_tokens, image_max_tokens: bounds for the rows of an image, of projectors whose
+            images may have any size; None for the file's own.
+
+    Attributes:
+        sees: whether it takes images.
+        sample_rate: the samples of a second of a sound; 0 if it takes none.
 
     Raises:
         ModelLoadError: the file is missing, broken, or made for another model.
-        UnsupportedError: it is of a kind that is not read here, or makes no rows of images.
+        UnsupportedError: it is of a kind that is not read here, or makes no rows of either.
     """
 
     def __init__(
@@ -117,12 +164,18 @@ class Projector(Owner):
         path: str | os.PathLike[str],
         *,
         n_threads: int | None = None,
+        use_gpu: bool = True,
+        image_min_tokens: int | None = None,
+        image_max_tokens: int | None = None,
     ) -> None:
         self.model, self.path = model, Path(path)
         self._lock = threading.Lock()
         _check_keys(self.path)
+        self.memory_bytes = self.path.stat().st_size
         params = ffi.new("struct llama_spec_projector_params *")
-        params.use_gpu = model.is_on_gpu
+        params.use_gpu = use_gpu and model.is_on_gpu
+        params.image_min_tokens = count(image_min_tokens or 0, "image_min_tokens", 0, _MAX_ROWS)
+        params.image_max_tokens = count(image_max_tokens or 0, "image_max_tokens", 0, _MAX_ROWS)
         params.n_threads = count(n_threads or os.cpu_count() or 1, "n_threads", 1, 512)
         out = ffi.new("llama_spec_projector **")
         code = lib.llama_spec_projector_load(model.handle, os.fsencode(self.path), params, out)
@@ -134,19 +187,30 @@ class Projector(Owner):
         self._handle = Handle(
             out[0], lib.llama_spec_projector_free, f"the projector {self.path} is closed"
         )
+        self.sees = bool(lib.llama_spec_projector_sees(out[0]))
+        self.sample_rate = int(lib.llama_spec_projector_rate(out[0]))
 
     def cancel(self, value: bool = True) -> None:
         """Cancels what another thread computes; False lets later calls run again."""
         lib.llama_spec_projector_cancel(self.handle, value)
 
     def image(self, pixels: npt.NDArray[np.uint8]) -> tuple[Part, ...]:
-        """An image as parts of a prompt: the tokens around it, and its rows.
+        """An image as parts of a prompt, in one call: see prepared_image() and computed()."""
+        return self.computed(self.prepared_image(pixels))
+
+    def audio(self, samples: Samples) -> tuple[Part, ...]:
+        """A sound as parts of a prompt, in one call: see prepared_audio() and computed()."""
+        return self.computed(self.prepared_audio(samples))
+
+    def prepared_image(self, pixels: npt.NDArray[np.uint8]) -> Prepared:
+        """An image, scaled and cut.
 
         Args:
             pixels: [height, width, 3] uint8, red, green, blue.
 
         Raises:
             ArgumentError: the array has another shape or too many pixels.
+            UnsupportedError: the projector takes no images.
             CancelledError: cancel() was called.
         """
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
@@ -157,30 +221,95 @@ class Projector(Owner):
         height, width = pixels.shape[:2]
         if height * width > MAX_PIXELS:
             raise ArgumentError("pixels", f"{width}x{height}", f"at most {MAX_PIXELS} pixels")
-        data = np.ascontiguousarray(pixels)
-        raw = ffi.from_buffer("uint8_t[]", data)
+        if not self.sees:
+            raise UnsupportedError(f"{self.path.name} takes no images")
+        raw = ffi.from_buffer("uint8_t[]", np.ascontiguousarray(pixels))
+        return self._prepared(lambda out: lib.llama_spec_media_image(
+            self.handle, raw, width, height, out
+        ))  # fmt: skip
+
+    def prepared_audio(self, samples: Samples) -> Prepared:
+        """A sound, as a spectrum in pieces.
+
+        Args:
+            samples: [n] float32, one channel at sample_rate, from -1 to 1.
+
+        Raises:
+            ArgumentError: the array has another shape, or is longer than MAX_SECONDS.
+            UnsupportedError: the projector takes no sounds.
+            CancelledError: cancel() was called.
+        """
+        if not self.sample_rate:
+            raise UnsupportedError(f"{self.path.name} takes no sounds")
+        most = MAX_SECONDS * self.sample_rate
+        if samples.dtype != np.float32 or samples.ndim != 1 or not 2 <= samples.size <= most:
+            raise ArgumentError(
+                "samples", problem=f"are {samples.dtype} of shape {samples.shape}",
+                expected=f"float32 of shape (n,), 2 to {most} numbers",
+            )  # fmt: skip
+        raw = ffi.from_buffer("float[]", np.ascontiguousarray(samples))
+        return self._prepared(lambda out: lib.llama_spec_media_sound(
+            self.handle, raw, samples.size, out
+        ))  # fmt: skip
+
+    def _prepared(self, prepare: Callable[[Any], int]) -> Prepared:
         out = ffi.new("llama_spec_media **")
         with self._lock:
-            code = lib.llama_spec_media_image(self.handle, raw, width, height, out)
+            code = prepare(out)
             media = ffi.gc(out[0], lib.llama_spec_media_free)
-            check(code, "cannot read the image")
-            n = lib.llama_spec_media_n_parts(media)
-            return tuple(self._part(media, i) for i in range(n))
+            check(code, "cannot read it")
+            return Prepared(media)
+
+    def computed(self, prepared: Prepared) -> tuple[Part, ...]:
+        """The parts of a prompt: the tokens around a picture or a sound, and its rows.
+
+        Raises:
+            CancelledError: cancel() was called.
+        """
+        raw = prepared._raw
+        with self._lock:
+            return tuple(self._part(raw, i) for i in range(lib.llama_spec_media_n_parts(raw)))
 
     def _part(self, media: Any, i: int) -> Part:
         raw = ffi.new("struct llama_spec_media_part *")
-        check(lib.llama_spec_media_get_part(media, i, raw), "cannot read the image")
+        check(lib.llama_spec_media_get_part(media, i, raw), "cannot read it")
         if raw.ids != ffi.NULL:
             return tuple(ffi.unpack(raw.ids, raw.n_rows))
         positions = np.zeros((3, raw.n_rows), np.int32)
         place = ffi.from_buffer("int32_t[]", positions)
-        check(lib.llama_spec_media_positions(media, i, place), "cannot read the image")
+        check(lib.llama_spec_media_positions(media, i, place), "cannot read it")
         rows = np.zeros((raw.n_rows, self.model.info.n_embd_inp), np.float32)
         code = lib.llama_spec_media_encode(media, i, ffi.from_buffer("float[]", rows))
-        check(code, "cannot compute the rows of the image")
+        check(code, "cannot compute its rows")
         content = positions.tobytes() + rows.tobytes()
         ids = media_ids(content, raw.n_rows, raw.n_positions)
         return MediaRows(ids, rows, positions, raw.n_positions, raw.is_whole)
+
+
+def decoded_audio(content: bytes, rate: int) -> Samples:
+    """The samples of a WAV, FLAC or MP3 file, one channel at a rate.
+
+    Raises:
+        ArgumentError: it is damaged, of another kind, or longer than MAX_SECONDS; or than the
+            seconds that two channels of 48,000 samples have as many of.
+        UnsupportedError: the rate is 0, that of a projector that takes no sounds.
+    """
+    if not rate:
+        raise UnsupportedError("the projector takes no sounds")
+    if not content.startswith(_SOUNDS):
+        raise ArgumentError(problem="is no sound", expected="a WAV, FLAC or MP3 file")
+    # Pages of it are reserved as they are written.
+    out = np.empty(MAX_SECONDS * rate, np.float32)
+    raw = ffi.from_buffer("uint8_t[]", content)
+    n = lib.llama_spec_sound(raw, len(content), rate, ffi.from_buffer("float[]", out), out.size)
+    if n == -2:
+        raise ArgumentError(problem="is too long", expected=f"at most {MAX_SECONDS} seconds")
+    if n < 2:
+        raise ArgumentError(problem="cannot be read as a sound", remedy="send a WAV, FLAC or MP3")
+    samples: Samples = out[:n].copy()
+    if not np.isfinite(samples).all():
+        raise ArgumentError(problem="has samples that are no numbers")
+    return samples
 
 
 def _check_keys(path: Path) -> None:
@@ -195,10 +324,10 @@ def _check_keys(path: Path) -> None:
     for name, key in file.keys.items():
         _check_number(path, name, key)
         if name.endswith("projector_type"):
-            _check_tensors(file, key.value)
+            _check_tensors(file, key.value, is_vision="audio" not in name)
 
 
-def _check_tensors(file: GgufFile, kind: bytes) -> None:
+def _check_tensors(file: GgufFile, kind: bytes, *, is_vision: bool) -> None:
     """Refuses a kind that is not read here, and a file without tensors that the engine expects."""
     if kind in _REFUSED:
         raise UnsupportedError(f"{file.path.name}: projectors of type {kind!r:.60} are not read")
@@ -207,9 +336,13 @@ def _check_tensors(file: GgufFile, kind: bytes) -> None:
         raise ModelLoadError(
             f"{file.path} is damaged: it merges {merge.value!r:.60} patches, not 2"
         )
-    needed = _NEEDED.get(kind)
-    if needed is not None and needed not in file.tensors:
-        raise ModelLoadError(f"{file.path} has no tensor {needed}: download it again")
+    needed = _NEEDED.get(kind, ())
+    if kind in _WHISPERS and (not is_vision or kind != b"qwen2.5o"):
+        n_layer = file.keys.get("clip.audio.block_count", GgufKey(0, None, 0)).value
+        needed = ("a.position_embd.weight", f"a.blk.{n_layer - 1:.0f}.ln1.weight")
+    for name in needed:
+        if name not in file.tensors:
+            raise ModelLoadError(f"{file.path} has no tensor {name}: download it again")
 
 
 def _check_number(path: Path, name: str, key: GgufKey) -> None:

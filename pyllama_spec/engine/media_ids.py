@@ -47,11 +47,6 @@ def is_media(token: int) -> bool:
     return token < 0
 
 
-def as_text(tokens: Sequence[int], n_vocab: int) -> list[int]:
-    """The tokens, and in the place of each row an id of the vocabulary, which depends on it."""
-    return [token if token >= 0 else token % n_vocab for token in tokens]
-
-
 def begins_media(token: int) -> bool:
     """Whether an id is that of the first row of a medium."""
     return token < 0 and (-1 - token) & _FIRST != 0

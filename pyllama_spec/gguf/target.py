@@ -11,6 +11,7 @@ from pyllama_spec.gguf.reader import STRING, GgufKey, read_keys
 
 _TOKENS = "tokenizer.ggml.tokens"
 _SECTIONS = ".rope.dimension_sections"
+_LAYERS = ".target_layers"  # which drafts have
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def read_target(path: Path) -> Target:
             raise ModelLoadError(f"{path} is a later part of a split model; give the first part")
         raise ModelLoadError(f"{path} has no general.architecture, so it is not a model")
     name = arch.value.decode("utf-8", "replace")
-    if name in ("eagle3", "dflash", "clip"):
+    if name == "clip" or f"{name}{_LAYERS}" in keys:
         raise ModelLoadError(f"{path} is of kind {name!r}, not the target; give the target's GGUF")
     tokens = keys.get(_TOKENS)
     if tokens is None or tokens.item_type != STRING or not tokens.value:
@@ -61,7 +62,7 @@ def read_target(path: Path) -> Target:
 
 
 def _is_fact(name: str) -> bool:
-    ends = (".block_count", ".nextn_predict_layers", ".embedding_length", _SECTIONS)
+    ends = (".block_count", ".nextn_predict_layers", ".embedding_length", _SECTIONS, _LAYERS)
     starts = ("tokenizer.", "split.no", "general.architecture")
     return name.startswith(starts) or name.endswith(ends)
 

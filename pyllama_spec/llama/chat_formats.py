@@ -156,6 +156,13 @@ FORMATS: dict[str, NamedFormat] = {
             end_between="\n",
         ), ("<|end_of_turn|>",),
     ),
+    "moondream": NamedFormat(_turns("Question: ", "Answer:", after="\n\n")),
+    "obsidian": NamedFormat(
+        _turns(
+            "<|im_start|>user\n", "<|im_start|>assistant\n", after="\n###\n",
+            system="<|im_start|>system\n",
+        ), ("###",),
+    ),
     "gemma": NamedFormat(
         _turns(
             "<start_of_turn>user\n", "<start_of_turn>model\n", after="<end_of_turn>\n"

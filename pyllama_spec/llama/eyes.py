@@ -2,63 +2,245 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from pyllama_spec.chat.pictures import Picture, decode_picture, split_at
+from pyllama_spec.chat.pictures import Picture, prepared, split_at
 from pyllama_spec.chat.prompt_provenance import tokenize_chat
 from pyllama_spec.chat.template import RenderedChat
-from pyllama_spec.engine.media import MediaRows, Part, PlacedRows, Projector, joined
+from pyllama_spec.engine import Model
+from pyllama_spec.engine.media import MediaRows, Part, PlacedRows, Prepared, Projector, joined
+from pyllama_spec.errors import (
+    CancelledError,
+    ClosedError,
+    ContextFullError,
+    DeadlineError,
+    ModelLoadError,
+    UnsupportedError,
+)
+from pyllama_spec.requests.runner import LATE
 
 # Rows of pictures are kept up to so many bytes: each turn of a chat sends its pictures again.
 _MAX_KEPT = 256 << 20
 
+# How soon a request that waits for its turn notices that nobody waits for it.
+_RECHECK_S = 0.1
+
+# mmproj_path of the projector that lies beside the model's file, if one does.
+BESIDE = "auto"
+
 Prompt = tuple[tuple[int, ...], tuple[PlacedRows, ...]]
 
 
+class Asking:
+    """Whether somebody still waits for the pictures of a request. Used from any thread."""
+
+    reason: CancelledError | None = None  # why nobody does
+    eyes: Eyes | None = None  # that read them
+
+    def give_up(self, reason: CancelledError | None = None) -> None:
+        """Ends the reading of them, queued or running, and that of no other request."""
+        self.reason = self.reason or reason or CancelledError("the generation was cancelled")
+        if self.eyes is not None:
+            self.eyes.stop(self)
+
+    def check(self) -> None:
+        """Raises the reason if nobody waits."""
+        if self.reason is not None:
+            raise self.reason
+
+
+# Of the call that is being made; see answered() in llama.py.
+ASKING: ContextVar[Asking | None] = ContextVar("ASKING", default=None)
+
+
 class Eyes:
-    """Makes prompts of rendered chats with marks in them; see chat/pictures.py."""
+    """Makes prompts of rendered chats with marks in them; see chat/pictures.py.
+
+    One request at a time reads pictures: decoding takes up to 700 MB, and the next client may have
+    the same ones.
+    """
 
     def __init__(self, projector: Projector) -> None:
         self.projector = projector
         self._lock, self._reading = threading.Lock(), threading.Lock()
-        self._kept: OrderedDict[bytes, tuple[Part, ...]] = OrderedDict()
+        # By user and content: one user's pictures are not looked up for another one.
+        self._kept: OrderedDict[tuple[str, bytes], tuple[Part, ...]] = OrderedDict()
+        self._asking: set[Asking] = set()
+        self._reads: Asking | None = None
+        self._is_closed = False
 
-    def prompt(self, rendered: RenderedChat, pictures: Mapping[str, Picture]) -> Prompt:
-        """The ids of a chat, and the rows of its pictures."""
-        vocab, parts = self.projector.model.vocab, list[Part]()
-        for piece in split_at(rendered, list(pictures)):
-            if isinstance(piece, str):
-                parts += self._parts_of(pictures[piece])
-            elif parts:
-                parts.append(tuple(tokenize_chat(vocab, piece.text, piece.caller)))
-            else:
-                parts.append(tuple(piece.tokenize(vocab)))
-        return joined(parts)
+    @classmethod
+    def open(cls, model: Model, given: str | os.PathLike[str], **options: Any) -> Eyes | None:
+        """The Projector that mmproj_path names; None where none lies beside the model."""
+        if given != BESIDE:
+            return cls(Projector(model, given, **options))
+        for path in projectors_beside(model.path):
+            with contextlib.suppress(ModelLoadError, UnsupportedError):  # of another model
+                return cls(Projector(model, path, **options))
+        return None
 
-    def _parts_of(self, picture: Picture) -> tuple[Part, ...]:
+    def prompt(
+        self, rendered: RenderedChat, pictures: Mapping[str, Picture], n_ctx: int, user: str,
+        timeout_s: float | None = None,
+    ) -> Prompt:  # fmt: skip
+        """The ids of a chat, and the rows of its pictures.
+
+        Raises:
+            ContextFullError: they do not fit; no row is computed then.
+            CancelledError: the request was given up, or cancel() was called.
+            DeadlineError: timeout_s has passed.
+        """
         import hashlib  # not for a model without pictures
 
-        key = hashlib.sha256(picture[0]).digest()
-        parts = self._kept.get(key)
-        if parts is None:
-            # One at a time: decoding takes up to 700 MB, and the next client may have the same.
-            with self._reading:
-                parts = self._kept.get(key) or self.projector.image(decode_picture(*picture))
+        pieces = list(split_at(rendered, list(pictures)))
+        wanted = {
+            mark: (user, hashlib.sha256(pictures[mark].content).digest())
+            for mark in pieces if isinstance(mark, str)
+        }  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            found = {mark: self._kept_of(key) for mark, key in wanted.items()}
+            if None in found.values():
+                stack.enter_context(self._turn(timeout_s))
+                found = {mark: self._kept_of(key) for mark, key in wanted.items()}
+            read: list[tuple[Part, ...] | _Unread] = []
+            for piece in pieces:
+                if not isinstance(piece, str):
+                    read.append((self._tokens(piece, is_first=not read),))
+                else:
+                    file = pictures[piece]
+                    unread = found[piece] or _Unread(wanted[piece], prepared(self.projector, file))
+                    read.append(unread)
+            n_tokens = sum(
+                one.media.n_tokens if isinstance(one, _Unread) else sum(map(_n_tokens, one))
+                for one in read
+            )
+            if n_tokens > n_ctx:
+                raise ContextFullError.of_prompt(n_tokens, n_ctx)
+            parts: list[Part] = []
+            for one in read:
+                parts += self._computed(one) if isinstance(one, _Unread) else one
+            return joined(parts)
+
+    def _tokens(self, piece: RenderedChat, *, is_first: bool) -> tuple[int, ...]:
+        vocab = self.projector.model.vocab
+        if is_first:
+            return tuple(piece.tokenize(vocab))
+        return tuple(tokenize_chat(vocab, piece.text, piece.caller))
+
+    def _kept_of(self, key: tuple[str, bytes]) -> tuple[Part, ...] | None:
         with self._lock:
-            self._kept[key] = parts
-            self._kept.move_to_end(key)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _computed(self, unread: _Unread) -> tuple[Part, ...]:
+        # It may be twice in a prompt.
+        parts = self._kept_of(unread.key) or self.projector.computed(unread.media)
+        with self._lock:
+            self._kept[unread.key] = parts
             while len(self._kept) > 1 and sum(map(_n_bytes, self._kept.values())) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         return parts
 
+    # ---- who reads, and until when
+
+    @contextlib.contextmanager
+    def _turn(self, timeout_s: float | None) -> Iterator[None]:
+        """The turn of the request that is made in this context."""
+        asking = ASKING.get() or Asking()
+        asking.eyes, timer = self, None
+        if timeout_s is not None:
+            timer = threading.Timer(timeout_s, asking.give_up, (DeadlineError(LATE),))
+            timer.daemon = True
+            timer.start()
+        with self._lock:
+            self._asking.add(asking)
+        is_reading = False
+        try:
+            while not is_reading:
+                asking.check()
+                is_reading = self._reading.acquire(timeout=_RECHECK_S)
+            with self._lock:
+                asking.check()
+                if self._is_closed:
+                    raise ClosedError("the model is closed; open it again")
+                self._reads = asking
+                self.projector.cancel(False)
+            yield
+        except CancelledError as error:
+            raise asking.reason or error from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+            with self._lock:
+                self._reads = None if self._reads is asking else self._reads
+                self._asking.discard(asking)
+            if is_reading:
+                self._reading.release()
+
+    def stop(self, asking: Asking) -> None:
+        """Ends what the projector computes for a request, and nothing of another one."""
+        with self._lock:
+            if self._reads is asking and not self._is_closed:
+                self.projector.cancel()
+
+    def cancel(self) -> None:
+        """Gives up all requests that read pictures now, or wait for it."""
+        with self._lock:
+            asked = list(self._asking)
+        for asking in asked:
+            asking.give_up()
+
     def close(self) -> None:
         """Frees the projector and the rows; what other threads compute is cancelled."""
-        if not self.projector.is_closed:
-            self.projector.cancel()
-        self._kept.clear()
+        with self._lock:
+            self._is_closed = True
+            if not self.projector.is_closed:
+                self.projector.cancel()
+            self._kept.clear()
         self.projector.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A picture or a sound without rows, and the key to keep them by."""
+
+    key: tuple[str, bytes]
+    media: Prepared
+
+
+def projectors_beside(target: Path) -> Iterator[Path]:
+    """Projectors in a model's folder, by their names: the likeliest first.
+
+    One is left out that has more words of its name in common with another model there.
+    """
+    with contextlib.suppress(OSError):
+        files = sorted(target.parent.glob("*.gguf"))
+        named = [path for path in files if "mmproj" in path.name.lower()]
+        others = [_words(path) for path in files if path not in named and path != target]
+        own = _words(target)
+        named.sort(key=lambda path: -len(own & _words(path)))
+        for path in named:
+            words = _words(path)
+            if all(len(words & own) >= len(words & other) for other in others):
+                yield path
+
+
+def _words(path: Path) -> set[str]:
+    return set(re.split(r"[-_. ]", path.stem.lower()))
+
+
+def _n_tokens(part: Part) -> int:
+    return len(part.ids if isinstance(part, MediaRows) else part)
 
 
 def _n_bytes(parts: tuple[Part, ...]) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial, wraps
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import SimpleNamespace
 from typing import (
     TYPE_CHECKING,
@@ -53,7 +53,7 @@ from pyllama_spec.engine.checks import boolean, instance, integer
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.engine.log import thread_log_level
-from pyllama_spec.engine.media import PlacedRows, Projector
+from pyllama_spec.engine.media import PlacedRows
 from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
@@ -68,7 +68,7 @@ from pyllama_spec.llama.chat_completion import (
     registered_handler,
 )
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
-from pyllama_spec.llama.eyes import Eyes
+from pyllama_spec.llama.eyes import ASKING, Asking, Eyes
 from pyllama_spec.llama.open_model import (
     LlamaState,
     Logits,
@@ -260,7 +260,9 @@ async def answered(
     is_stream = check_stream(stream)
     deferred = Deferred.CHUNKS if is_stream else Deferred.WHOLE
     call = partial(create, *args, stream=deferred, **keywords)
-    in_context = partial(copy_context().run, call)
+    asking, context = Asking(), copy_context()
+    context.run(ASKING.set, asking)
+    in_context = partial(context.run, call)
     made = asyncio.get_running_loop().run_in_executor(_executor(os.getpid()), in_context)
     timeout_s = keywords.get("timeout_s")
     limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
@@ -274,6 +276,7 @@ async def answered(
         handle: Any = made.result()
     finally:
         if not made.done():
+            asking.give_up()
             made.add_done_callback(_give_up)
         # An error knows this frame, which would know it: a prompt of megabytes stayed with it.
         del made
@@ -368,9 +371,11 @@ class Llama(Closeable):
         n_ctx = None if runtime is None else runtime.context.n_ctx_seq
         with closed_on_failure(opened):
             self._chats = Chats(model, n_ctx, *form)
-            if options.mmproj_path is not None:
-                threads = options.n_threads or None
-                self._eyes = Eyes(Projector(model, options.mmproj_path, n_threads=threads))
+            path = options.mmproj_path
+            self._eyes = None if path is None else Eyes.open(
+                model, path, n_threads=options.n_threads or None, **options.arguments("projector")
+            )  # fmt: skip
+        self.mmproj_path = None if self._eyes is None else self._eyes.projector.path
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
             with closed_on_failure(self._chats, opened):
@@ -427,7 +432,7 @@ class Llama(Closeable):
             ArgumentError: no file has that name, or several.
         """
         del local_dir_use_symlinks
-        path = _downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
+        path = downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
         return cls(path, **keywords)
 
     # ---- the vocabulary
@@ -531,13 +536,14 @@ class Llama(Closeable):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of weights and KV caches on all devices.
+        """Bytes of weights and KV caches on all devices, a projector's too.
 
         Those of a draft count that was opened with the model, and those of the context for
         embeddings from the first text on. Buffers of a decode, and copies that prefix_cache_bytes
         bounds, come on top.
         """
-        return self._opened.memory_bytes + self._embeddings.memory_bytes
+        of_eyes = 0 if self._eyes is None else self._eyes.projector.memory_bytes
+        return self._opened.memory_bytes + self._embeddings.memory_bytes + of_eyes
 
     @property
     def is_usable(self) -> bool:
@@ -795,7 +801,14 @@ class Llama(Closeable):
         if self._eyes is None or not pictures:
             tokens: Sequence[int] = rendered.tokenize(self.model.vocab)
         else:
-            tokens, media = self._eyes.prompt(rendered, pictures)
+            begin, n_ctx = monotonic(), self._runtime.context.n_ctx_seq
+            timeout_s = request.timeout_s
+            tokens, media = self._eyes.prompt(
+                rendered, pictures, n_ctx, request.user or "", timeout_s
+            )  # fmt: skip
+            if timeout_s is not None:
+                left_s = timeout_s - (monotonic() - begin)
+                request = replace(request, timeout_s=max(left_s, 1e-3))
         last_n, runs = self.last_n_tokens_size, list[Run]()
         for one in options_of_choices(request, self._opened.seeds):
             runs.append(self._opened.run(tokens, one, last_n=last_n, media=media))
@@ -1386,6 +1399,8 @@ class Llama(Closeable):
         Requests that wait for a place are not touched; with none running nothing happens.
         """
         self._embeddings.cancel()
+        if self._eyes is not None:
+            self._eyes.cancel()
         self._opened.runner.cancel()
 
     def close(self) -> None:
@@ -1478,7 +1493,7 @@ def _opened_again(kind: type[Llama], keywords: dict[str, Any]) -> Llama:
     return llm
 
 
-def _downloaded(
+def downloaded(
     repo_id: str,
     patterns: Sequence[str | None],
     local_dir: str | os.PathLike[str] | None,

@@ -121,8 +121,11 @@ class OpenOptions:
         spm_infill: put the suffix before the prefix to fill a gap.
         verbose: progress bars, the engine's messages while it loads, and a line for each request,
             on stderr.
-        mmproj_path: the model's second file, if it sees: its projector. Chats may then have
-            image_url parts with data: URLs.
+        mmproj_path: the model's second file, if it sees: its projector; "auto" for one beside the
+            model whose name has mmproj in it. Chats may then have image_url parts with data: URLs.
+        mmproj_offload: let the projector compute where the model does; False for the host.
+        image_min_tokens, image_max_tokens: bounds for the tokens of a picture, for projectors that
+            take pictures of any size; None for the projector's own.
         draft: the drafter. None or "none" for plain decoding; "prompt-lookup" for copies of the
             text itself; "suffix" for copies of earlier requests' texts too; "grammar" for only the
             tokens that a grammar or schema forces (every other drafter drafts them as well); "mtp"
@@ -292,8 +295,26 @@ class OpenOptions:
         server="-v --verbose --log-verbose",
     )
     mmproj_path: str | os.PathLike[str] | None = option(
-        None, check=_file, cli="--mmproj", metavar="GGUF", group="pictures",
-        help="the model's second file, its projector, if it sees",
+        None, check=_file, words={"auto": "auto", "none": None}, cli="--mmproj",
+        cli_default="auto", metavar="GGUF", group="target", server="-mm --mmproj",
+        variable="ARG_MMPROJ",
+        help="the projector of a model that sees, auto for one beside the model, or none",
+    )
+    mmproj_offload: bool = option(
+        True, part="projector.use_gpu", cli="--mmproj-offload", group="target",
+        help="let the projector compute where the model does",
+        server="--mmproj-offload", variable="ARG_MMPROJ_OFFLOAD",
+        server_off="--no-mmproj-offload", variable_off="ARG_NO_MMPROJ_OFFLOAD",
+    )
+    image_min_tokens: int | None = option(
+        None, low=1, part="projector", cli="--image-min-tokens", metavar="N", group="target",
+        help="minimum tokens of a picture, where a projector takes any size [the projector's]",
+        server="--image-min-tokens", variable="ARG_IMAGE_MIN_TOKENS",
+    )
+    image_max_tokens: int | None = option(
+        None, low=1, part="projector", cli="--image-max-tokens", metavar="N", group="target",
+        help="maximum tokens of a picture, likewise: fewer take less time and memory",
+        server="--image-max-tokens", variable="ARG_IMAGE_MAX_TOKENS",
     )
     draft: str | os.PathLike[str] | Drafter | None = option(
         None, read=str,
@@ -389,6 +410,14 @@ class OpenOptions:
     ) -> tuple[OpenOptions, list[str]]:
         """Reads the options and the unknown keywords of a Llama() call."""
         known = {name: value for name, value in keywords.items() if name in KEYWORDS}
+        handler = known.get("chat_handler")
+        # llama-cpp-python's handlers of pictures say where the projector is.
+        if (path := getattr(handler, "clip_model_path", None)) is not None:
+            form = None if "chat_template" in known else getattr(handler, "chat_format", None)
+            known |= {
+                "mmproj_path": path, "mmproj_offload": getattr(handler, "use_gpu", True),
+                "chat_handler": None, "chat_format": form,
+            }  # fmt: skip
         return cls(model_path, **known), [name for name in keywords if name not in known]
 
     def keywords(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from pyllama_spec.chat.template import CHATML, ChatTemplate, RenderedChat
@@ -13,6 +14,7 @@ from pyllama_spec.llama.chat_formats import (
     HANDLERS,
     register_chat_completion_handler,
 )
+from pyllama_spec.llama.llama import downloaded
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.requests.options import stops_of
 
@@ -298,17 +300,61 @@ format_alpaca, format_qwen, format_zephyr = _named("alpaca"), _named("qwen"), _n
 format_gemma, format_openchat, format = _named("gemma"), _named("openchat"), _named("vicuna")
 
 
-class Llava15ChatHandler:
-    """Refuses handlers of pictures, which are an option of the model here."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise UnsupportedError(
-            "chat handlers for pictures are not supported",
-            remedy="give the projector to the model, as `mmproj_path`, and no `chat_handler`",
-        )
+# The form of chats with pictures, by their name of it; None for that of the model's file.
+PICTURE_FORMATS: Mapping[str, str | None] = {
+    "llava-1-5": "vicuna", "llava-1-6": "vicuna", "obsidian": "obsidian", "moondream": "moondream",
+    "nanollava": "chatml", "llama-3-vision-alpha": "llama-3", "minicpm-v-2.6": None,
+    "qwen2.5-vl": None, "gemma4": None, "mtmd": None,
+}  # fmt: skip
 
 
-Llava16ChatHandler = ObsidianChatHandler = MoondreamChatHandler = Llava15ChatHandler
-NanoLlavaChatHandler = Llama3VisionAlphaChatHandler = Llama3VisionAlpha = Llava15ChatHandler
-MiniCPMv26ChatHandler = Qwen25VLChatHandler = Llava15ChatHandler
-Gemma4ChatHandler = MTMDChatHandler = Llava15ChatHandler
+class MTMDChatHandler:
+    """A handler of pictures: Llama(chat_handler=) takes what it says, and answers by itself.
+
+    Args:
+        clip_model_path: the projector, mmproj_path of Llama().
+        verbose: nothing.
+        use_gpu: mmproj_offload of Llama().
+    """
+
+    chat_format: str | None = None
+
+    def __init__(self, clip_model_path: str, verbose: bool = True, use_gpu: bool = True) -> None:
+        if not Path(clip_model_path).exists():
+            raise ArgumentError("clip_model_path", clip_model_path, "a file that exists")
+        self.clip_model_path, self.verbose, self.use_gpu = clip_model_path, verbose, use_gpu
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None,
+        local_dir: str | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
+        cache_dir: str | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """A handler of a file of the Hugging Face hub; see Llama.from_pretrained()."""
+        del local_dir_use_symlinks
+        return cls(str(downloaded(repo_id, (filename,), local_dir, cache_dir)), **keywords)
+
+    def __call__(self, **options: Any) -> Any:
+        """Refuses: a Llama that is open takes no projector."""
+        raise UnsupportedError("give this handler to Llama(), as chat_handler")
+
+
+def _handler(name: str, chat_format: str) -> type[MTMDChatHandler]:
+    return type(name, (MTMDChatHandler,), {"chat_format": PICTURE_FORMATS[chat_format]})
+
+
+Llava15ChatHandler = _handler("Llava15ChatHandler", "llava-1-5")
+Llava16ChatHandler = _handler("Llava16ChatHandler", "llava-1-6")
+ObsidianChatHandler = _handler("ObsidianChatHandler", "obsidian")
+MoondreamChatHandler = _handler("MoondreamChatHandler", "moondream")
+NanoLlavaChatHandler = _handler("NanoLlavaChatHandler", "nanollava")
+Llama3VisionAlphaChatHandler = _handler("Llama3VisionAlphaChatHandler", "llama-3-vision-alpha")
+Llama3VisionAlpha = Llama3VisionAlphaChatHandler
+MiniCPMv26ChatHandler = _handler("MiniCPMv26ChatHandler", "minicpm-v-2.6")
+Qwen25VLChatHandler = _handler("Qwen25VLChatHandler", "qwen2.5-vl")
+Gemma3ChatHandler = _handler("Gemma3ChatHandler", "mtmd")
+Gemma4ChatHandler = _handler("Gemma4ChatHandler", "gemma4")

@@ -41,6 +41,7 @@ class Own:
     cache: bool = False
     cache_type: str = "ram"
     cache_size: int = 2 << 30
+    clip_model_path: str | None = None
     draft_model: str | None = None
     draft_model_num_pred_tokens: int | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
@@ -71,7 +72,6 @@ _OPTIONS: Mapping[str, Option] = {
     **options_of(Own),
 }  # fmt: skip
 _REFUSED = {
-    "clip_model_path": "give it as mmproj_path",
     "hf_tokenizer_config_path": "give the template itself, as chat_template",
     "hf_pretrained_model_name_or_path": "the vocabulary of the model's file is used; leave it out",
     "hf_model_repo_id": "download the model, and give its file as model",
@@ -228,6 +228,12 @@ def _with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
         named.setdefault("draft", "prompt-lookup" if draft == "prompt-lookup-decoding" else draft)
     if "draft_model_num_pred_tokens" in named:
         named.setdefault("n_draft", named["draft_model_num_pred_tokens"])
+    if clip := named.get("clip_model_path"):
+        from pyllama_spec.llama_cpp.llama_chat_format import PICTURE_FORMATS
+
+        named.setdefault("mmproj_path", clip)
+        name = named.get("chat_format", "")
+        named["chat_format"] = PICTURE_FORMATS.get(name, name) or None
     return named
 
 

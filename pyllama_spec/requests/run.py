@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import copy
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -758,6 +759,13 @@ class Run:
         with contextlib.suppress(Exception):
             partial.partial_tokens, partial.partial_text = tuple(tokens), text
 
+    def hand_over_error(self) -> BaseException:
+        """The error for a reader to raise, whose frames hold the model. A copy stays here."""
+        error = self.error
+        assert error is not None
+        self.error = copied(error)
+        return error
+
     def end(self, error: BaseException | None, finish: str | None) -> None:
         """Ends the request, and frees its sampler."""
         if error is not None:
@@ -774,3 +782,11 @@ class Run:
         if self._draws is not None:
             self._draws.close()
         self._sampler.close()
+
+
+def copied(error: BaseException) -> BaseException:
+    """A copy of an error, without its traceback; itself if it cannot be copied."""
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001 - one of the user's
+        return error

@@ -12,7 +12,6 @@ waiting. An exception of a request's callback ends that request alone.
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import sys
 import threading
@@ -31,7 +30,7 @@ from pyllama_spec.errors import (
     QueueFullError,
     is_process_end,
 )
-from pyllama_spec.requests.run import Piece, RequestStatus, Run
+from pyllama_spec.requests.run import Piece, RequestStatus, Run, copied
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState, Timing
 from pyllama_spec.speculative.sequence import n_common
 
@@ -39,7 +38,7 @@ from pyllama_spec.speculative.sequence import n_common
 _MAX_AHEAD = 64
 _CLOSED = "the model is closed; open it again"
 _CANCELLED = "the generation was cancelled"
-_LATE = "the request was not answered within its timeout; allow more time, or fewer tokens"
+LATE = "the request was not answered within its timeout; allow more time, or fewer tokens"
 _IN_CALLBACK = (
     "a callback of a running generation may not {what}: it would wait for itself; read the stream "
     "to its end or close() it before, or do it in another thread"
@@ -67,7 +66,7 @@ class Line:
         self.n_visits = 0
         self._n_runs = 0
         # The last request that each sequence served, if none came since.
-        self._served: dict[int, Run] = {}
+        self.served: dict[int, Run] = {}
 
     def everyone(self) -> list[Run]:
         """All requests that have not ended."""
@@ -86,7 +85,7 @@ class Line:
                 runs.remove(run)
         if run.state is not None:
             self.idle.append(run.state)
-            self._served[run.state.seq_id] = run
+            self.served[run.state.seq_id] = run
             run.state = None
 
     def owns_sequence(self, run: Run) -> bool:
@@ -94,13 +93,7 @@ class Line:
         if run.sequence is None:
             return False
         is_read = run.is_inline and run.state is not None
-        return is_read or self._served.get(run.sequence.seq_id) is run
-
-    def use(self, sequence: SequenceState) -> None:
-        """See Runner.note_latest()."""
-        self.idle.remove(sequence)
-        self.idle.append(sequence)
-        self._served.pop(sequence.seq_id, None)
+        return is_read or self.served.get(run.sequence.seq_id) is run
 
     # ---- who is next
 
@@ -131,7 +124,7 @@ class Line:
             run = self.waiting.pop(0)
             run.state = self._place_for(run)
             self.idle.remove(run.state)
-            self._served.pop(run.state.seq_id, None)
+            self.served.pop(run.state.seq_id, None)
             self.placed.append(run)
 
     def choose(self) -> Sequence[Run]:
@@ -358,7 +351,10 @@ class Runner:
 
     def note_latest(self, sequence: SequenceState) -> None:
         """Marks an idle sequence as the last used one, without a request. Needs exclusive()."""
-        self._line.use(sequence)
+        line = self._line
+        line.idle.remove(sequence)
+        line.idle.append(sequence)
+        line.served.pop(sequence.seq_id, None)
 
     # ---- for readers
 
@@ -380,7 +376,7 @@ class Runner:
                 self._submit(run, max_ahead=_MAX_AHEAD, is_inline=self._line.n_places == 1)
             return self._next(run, waits)
         except BaseException as error:
-            if run.error is None:  # of the reader alone, such as Ctrl-C
+            if not hasattr(error, "partial_tokens"):  # of the reader alone, such as Ctrl-C
                 run.attach_partial(error)
             self.abort(run)
             raise
@@ -428,7 +424,7 @@ class Runner:
                 self._wake()  # it may have paused
             return piece
         if run.error is not None:
-            raise run.error
+            raise run.hand_over_error()
         if run.finish is not None:
             return run.deliver(Piece("", finish_reason=run.finish), in_sequence=is_own)
         self._check_open()
@@ -512,7 +508,7 @@ class Runner:
         now = monotonic()
         for run in runs:
             if run.deadline is not None and run.deadline <= now:
-                self._cancel([run], DeadlineError(_LATE))
+                self._cancel([run], DeadlineError(LATE))
 
     def close(self) -> bool:
         """Ends all requests and refuses new ones; False if already closed."""
@@ -617,9 +613,8 @@ class Runner:
         except BaseException as error:
             with self._lock:
                 for run in self._computing:
-                    own = error if run is reader else _error_of_its_own(error)
                     with contextlib.suppress(Exception):  # its reader must not wait
-                        self._end(run, own)
+                        self._end(run, copied(error))
             raise
         finally:
             with self._lock:
@@ -653,12 +648,12 @@ class Runner:
             outcomes.append((run, run.take(step)))
         return outcomes
 
-    def _hand_out(self, outcomes: Sequence[_Outcome]) -> None:
+    def _hand_out(self, outcomes: list[_Outcome]) -> None:
         raised: set[int] = set()
         for run, (pieces, finish, error) in outcomes:
             run.pieces.extend(pieces)
             if error is not None and id(error) in raised:
-                error = _error_of_its_own(error)
+                error = copied(error)
             if error is not None:
                 raised.add(id(error))
             if finish is not None or error is not None:
@@ -670,22 +665,23 @@ class Runner:
                 self._end(run, CancelledError(_CANCELLED))
         # A request that is cancelled from here on is in no round: _cancel() ends it itself.
         self._computing = ()
+        outcomes.clear()  # see _clear_callers()
 
     def _end(self, run: Run, error: BaseException | None, finish: str | None = None) -> None:
         """Takes a request out of its place, and notifies its reader."""
+        if error is not None:
+            _clear_callers(error)
         if isinstance(error, CancelledError):
-            # Nobody asks where it was noticed, and the frames there hold the request, which would
-            # form a cycle with its error.
-            error.__traceback__ = None
             error = ClosedError(_CLOSED) if self._is_closed else run.reason or error
         run.end(error, finish)
         self._line.leave(run)
         run.notify()
 
 
-def _error_of_its_own(error: BaseException) -> BaseException:
-    """A copy of an error, which carries one request's partial text; itself if not copyable."""
-    try:
-        return copy.copy(error)
-    except Exception:  # noqa: BLE001 - one of the user's
-        return error
+def _clear_callers(error: BaseException) -> None:
+    """Clears the frames that called the one that caught an error: they form a cycle with it."""
+    frame = None if error.__traceback__ is None else error.__traceback__.tb_frame
+    with contextlib.suppress(RuntimeError):  # the first one that still runs
+        while frame is not None:
+            frame.clear()
+            frame = frame.f_back

@@ -231,7 +231,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
                 self._runner.withdraw(run)
             raise
         if run.error is not None and run.record.finish_reason is None:
-            raise run.error  # its reader had it before, or closed it
+            raise run.hand_over_error()  # its reader had it before, or closed it
         return run.record
 
     def result(self) -> Any:

@@ -28,7 +28,7 @@ _KINDS = {
 # a browser knows them; and no other page may show this one in a frame.
 POLICY = "; ".join(
     (
-        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'",
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:",
         "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
         "require-trusted-types-for 'script'", "trusted-types 'none'",
     )

@@ -65,6 +65,11 @@ class Part(Struct):
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
+    source: Json | None = None
+    data: str | None = None
+    media_type: str | None = None
+    url: str | None = None
+    image_url: str | None = None
     id: str | None = None
     call_id: str | None = None
     tool_use_id: str | None = None
@@ -104,17 +109,32 @@ def part_of(given: object, place: str, kinds: Kinds, default: str = "", remedy: 
     return part
 
 
-def texts_of(content: str | list[Any] | None, place: str, kinds: Kinds, default: str) -> list[str]:
-    """The texts of a content: one, or those of its parts."""
+def parts_of(content: str | list[Any] | None, place: str, kinds: Kinds, default: str) -> list[Json]:
+    """The parts of a content: a text, or texts and pictures."""
     if isinstance(content, str):
-        return [content]
+        return [text_part(content)]
     parts = (part_of(v, f"{place}[{i}]", kinds, default) for i, v in enumerate(content or ()))
-    return [part.text or part.refusal or "" for part in parts]
+    return [
+        text_part(part.text or part.refusal or "")
+        if part.image_url is None
+        else picture_part(part.image_url)
+        for part in parts
+    ]
+
+
+def joined_texts(parts: list[Json]) -> str:
+    """Texts as one."""
+    return "".join(part["text"] for part in parts)
 
 
 def text_part(text: str) -> Json:
     """A text as a part of a message."""
     return {"type": "text", "text": text}
+
+
+def picture_part(url: str) -> Json:
+    """A picture as a part of a message."""
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 class Turns:
@@ -147,10 +167,12 @@ class Turns:
         calls = turn.setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": call})
 
-    def add_result(self, call_id: str | None, text: str) -> None:
+    def add_result(self, call_id: str | None, parts: list[Json]) -> None:
         """Adds the result of a call, with the name of the tool if its call is known."""
         tool = {"name": self._names[call_id]} if call_id in self._names else {}
-        self._messages.append({"role": "tool", "tool_call_id": call_id, **tool, "content": text})
+        is_text = all(part["type"] == "text" for part in parts)
+        content = joined_texts(parts) if is_text else parts
+        self._messages.append({"role": "tool", "tool_call_id": call_id, **tool, "content": content})
 
     def add_thought(self, turn: Json, text: str) -> None:
         """Adds a thought to an assistant's turn."""

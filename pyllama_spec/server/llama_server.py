@@ -46,6 +46,10 @@ class Own:
         (), server="--spec-type", variable="ARG_SPEC_TYPE", is_repeated=True
     )
     adapters: Sequence[str] = option((), server="--lora", is_repeated=True)
+    mmproj_auto: bool = option(
+        False, server="--mmproj-auto", variable="ARG_MMPROJ_AUTO",
+        server_off="--no-mmproj --no-mmproj-auto", variable_off="ARG_NO_MMPROJ_AUTO",
+    )
     kv_unified: bool = option(
         False, server="-kvu --kv-unified", variable="ARG_KV_UNIFIED",
         server_off="-no-kvu --no-kv-unified", variable_off="ARG_NO_KV_UNIFIED",
@@ -102,7 +106,7 @@ _NAMES = {
 # What changes nothing here; a name with * stands for all that begin so.
 _IDLE = """
     --jinja --no-jinja -cb --cont-batching --props --offline --perf --no-perf --warmup --no-warmup
-    --no-mmproj --no-mmproj-auto --mmproj-auto --no-agent -no-ag --no-ui-mcp-proxy
+    --no-agent -no-ag --no-ui-mcp-proxy
     --no-webui-mcp-proxy --models-autoload --no-models-autoload --cache-prompt
     --no-skip-chat-parsing --backend-sampling -bs
     --repack --no-repack -nr --no-host --check-tensors --reuse-port -sp --special
@@ -177,6 +181,8 @@ def _keywords(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     elif n_ctx and n_parallel > 1 and not values.get("kv_unified"):
         n_ctx = max(1, n_ctx // n)
     keywords |= {"draft": _draft(values), "n_ctx": n_ctx, "n_parallel": n}
+    if (auto := values.get("mmproj_auto")) is not None:
+        keywords["mmproj_path"] = keywords.get("mmproj_path", "auto") if auto else None
     if (mib := values.get("cache_mib", -1)) >= 0:
         keywords["prefix_cache_bytes"] = mib << 20
     if values.get("rerank"):

@@ -25,6 +25,7 @@ from pyllama_spec.server.dialect import (
     Part,
     Turns,
     part_of,
+    picture_part,
     text_part,
 )
 from pyllama_spec.server.exchange import Exchange, Route
@@ -47,7 +48,9 @@ _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "to
 _BLOCKS: Kinds = {
     "text": ("text",), "thinking": ("thinking",), "redacted_thinking": (),
     "tool_use": ("id", "name"), "tool_result": ("tool_use_id",),
+    "image": ("source",),
 }  # fmt: skip
+_SOURCES: Kinds = {"base64": ("data",), "url": ("url",)}
 _CHOICES: Kinds = {"auto": (), "none": (), "any": (), "tool": ("name",)}
 _THINKING: Kinds = {
     "enabled": ("budget_tokens",), "disabled": (), "adaptive": (), "between_tools": ()
@@ -156,15 +159,25 @@ def _text(block: Part, place: str) -> str:
     return block.text or ""
 
 
+def _part(block: Part, place: str) -> Json:
+    """A block as a part of a chat's message, if it is a text or a picture."""
+    if block.type != "image":
+        return text_part(_text(block, place))
+    source = part_of(block.source, f"{place}.source", _SOURCES)
+    if source.type == "url":
+        return picture_part(source.url or "")
+    return picture_part(f"data:{source.media_type or 'image/any'};base64,{source.data}")
+
+
 def _add_user(blocks: list[tuple[Part, str]], turns: Turns) -> None:
     """Adds a user message; tool results come first, after the calls they answer."""
     others = []
     for block, place in blocks:
         if block.type == "tool_result":
-            text = "".join(_texts(block.content, f"{place}.content"))
-            turns.add_result(block.tool_use_id, text)
+            parts = [_part(*one) for one in _blocks(block.content, f"{place}.content")]
+            turns.add_result(block.tool_use_id, parts)
         else:
-            others.append(text_part(_text(block, place)))
+            others.append(_part(block, place))
     if others or not blocks:
         turns.turn("user")["content"] += others
 

@@ -27,6 +27,7 @@ from pyllama_spec.requests.options import OF_CHATS, RequestOptions
 # The defaults of `serve`; copies of prompts count as a part of a model's memory.
 _DEFAULTS: Mapping[str, Any] = {
     "n_ctx": 4096, "n_parallel": 4, "max_waiting": 64, "prefix_cache_bytes": 256 << 20,
+    "mmproj_path": "auto",
 }  # fmt: skip
 # Options of requests in the file that are for chats alone, by create_chat_completion()'s names.
 _OF_CHATS = (*OF_CHATS, "reasoning_format", "chat_template_kwargs")
@@ -237,7 +238,8 @@ def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, A
     if isinstance(draft, str) and needs_file(draft):
         keywords["draft"] = str(_place(folder, draft))
     for key, one in _OPTIONS.items():
-        if one.is_path and key != "draft" and isinstance(keywords.get(key), str):
+        is_file = one.is_path and key != "draft" and keywords.get(key) not in (one.words or ())
+        if is_file and isinstance(keywords.get(key), str):
             keywords[key] = str(_place(folder, keywords[key]))
     path = str(_place(folder, model))
     options, _ = OpenOptions.from_keywords(path, keywords)

@@ -372,11 +372,11 @@ class Models:
             )  # fmt: skip
             one.opened, one.failure = opened, None
             one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
-            one.n_bytes = opened.n_bytes
+            one.n_bytes, eyes = opened.n_bytes, opened.llm.mmproj_path
             self._released(one)
             log.info(
-                "%s was loaded in %.1f s and takes %d MiB", one.name, monotonic() - begin,
-                one.n_bytes // _MIB,
+                "%s was loaded in %.1f s and takes %d MiB%s", one.name, monotonic() - begin,
+                one.n_bytes // _MIB, f"; {eyes.name} reads pictures" if eyes else "",
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
             self._note_failure(one, error)
@@ -583,6 +583,8 @@ def expected_bytes(keywords: Mapping[str, Any]) -> int:
     n, draft = _file_bytes(Path(options.model_path)), options.draft
     if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
         n += _file_bytes(Path(draft))
+    if options.mmproj_path is not None:
+        n += _file_bytes(Path(options.mmproj_path))
     with suppress(PyllamaSpecError):
         n += options.store_bytes()
     return n

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +41,8 @@ from pyllama_spec.server.shapes import (
 
 # The default of llama-server's texts: up to the context's end.
 _NO_LIMIT = -1
+# Where pictures are in a prompt that is shown as text; llama-server's variable sets it.
+MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
 # Of a request what its answer does not repeat.
 _NO_SETTINGS = ("prompt", "input_prefix", "input_suffix", "input_extra", "user")
 _STOPS = {"length": "limit", "stop": "eos"}
@@ -194,6 +198,8 @@ def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
     """The prompt as text. With tools or separate thoughts the engine renders it."""
     service.keywords(request, info)  # within the bounds
     llm, defaults = service.llm, service.settings.chat_defaults
+    if llm.mmproj_path is not None:
+        request.messages = [_marked(message) for message in request.messages]
     form = request.reasoning_format or defaults.get("reasoning_format") or "none"
     effort = request.reasoning_effort or defaults.get("reasoning_effort")
     is_whole = request.add_generation_prompt is False
@@ -206,6 +212,17 @@ def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
     return llm.template.render(request.messages, tools=request.tools, **variables).text
+
+
+def _marked(message: Json) -> Json:
+    """A message with the marker in the place of each picture."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    marker = {"type": "text", "text": MEDIA_MARKER}
+    is_picture = [isinstance(part, dict) and part.get("type") == "image_url" for part in content]
+    parts = [marker if it_is else part for part, it_is in zip(content, is_picture, strict=True)]
+    return {**message, "content": parts}
 
 
 # ---- the server's state
@@ -259,7 +276,8 @@ def _props(service: Service) -> dict[str, Any]:
             "type": llm.model.metadata.get("general.name"),
         },
         "build_info": _build_info(),
-        "modalities": {"vision": llm.mmproj_path is not None, "audio": False},
+        "modalities": service.modalities,
+        "media_marker": MEDIA_MARKER,
         "bos_token": _token(llm, vocab.bos),
         "eos_token": _token(llm, vocab.eos),
         "draft": service.draft_name,

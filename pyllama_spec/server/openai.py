@@ -33,11 +33,14 @@ async def count_tokens(exchange: Exchange, request: Any, to_chat: ToChat | None 
 
 
 async def models(exchange: Exchange, _: None) -> Any:
-    """GET /v1/models: all models with states, the default first; adapters count as models."""
+    """GET /v1/models: all models with states, the default first; adapters count as models.
+
+    `models` is what llama-server has beside OpenAI's `data`.
+    """
     default = exchange.models.find(None).model
     listed = sorted(exchange.models.all, key=lambda one: one is not default)
     shown = [_model(one, name) for one in listed for name in (None, *one.spec.adapters)]
-    return {"object": "list", "data": shown}
+    return {"object": "list", "data": shown, "models": [_capable(one) for one in listed]}
 
 
 async def model(exchange: Exchange, _: None) -> Any:
@@ -46,6 +49,13 @@ async def model(exchange: Exchange, _: None) -> Any:
     if only is not None and name not in (only.name, *only.spec.aliases):
         raise ApiError(404, f"there is no model {name!r:.100} here", "model_not_found", "model")
     return _model(*exchange.models.find(name))
+
+
+def _capable(one: ServedModel) -> dict[str, Any]:
+    """A model in llama-server's form."""
+    more = one.service is not None and any(one.service.modalities.values())
+    can = ["completion", *["multimodal"] * more]
+    return {"name": one.name, "model": one.name, "type": "model", "capabilities": can}
 
 
 def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
@@ -69,6 +79,7 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
     shown["meta"] = {
         "n_vocab": info.n_vocab, "n_embd": info.n_embd, "n_ctx_train": info.n_ctx_train,
         "draft": service.draft_name, "memory_bytes": one.n_bytes,
+        "modalities": service.modalities,
     }  # fmt: skip
     return shown
 

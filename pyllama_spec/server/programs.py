@@ -280,6 +280,8 @@ def serve_plan(meant: Plan, say: Callable[[str], None]) -> tuple[int, int]:
         llm.cache, more = meant.cache, ""
         with suppress(UnsupportedError):  # of a model that only embeds
             more = f", {plural(llm.n_parallel, 'request')} at once, draft {llm.drafter_name}"
+        if llm.mmproj_path is not None:
+            more += f", pictures by {llm.mmproj_path.name}"
         name = Path(meant.keywords["model_path"]).name
         return serve(
             llm, meant.settings, meant.listening,

@@ -22,9 +22,10 @@ from pyllama_spec.server.dialect import (
     Kinds,
     Part,
     Turns,
+    joined_texts,
     part_of,
+    parts_of,
     text_part,
-    texts_of,
 )
 from pyllama_spec.server.exchange import Exchange, Route
 from pyllama_spec.server.service import Event, Service, Thoughts, check_values
@@ -45,8 +46,9 @@ _ITEMS: Kinds = {
     "message": ("role",), "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id",), "reasoning": (),
 }  # fmt: skip
-_TEXTS: Kinds = {
-    "input_text": ("text",), "output_text": ("text",), "text": ("text",), "refusal": ("refusal",)
+_PARTS: Kinds = {
+    "input_text": ("text",), "output_text": ("text",), "text": ("text",), "refusal": ("refusal",),
+    "input_image": ("image_url",),
 }  # fmt: skip
 _THOUGHTS: Kinds = {"reasoning_text": ("text",), "summary_text": ("text",), "text": ("text",)}
 _FUNCTION: Kinds = {"function": ("name",)}
@@ -160,13 +162,13 @@ def _add(given: Any, place: str, turns: Turns) -> None:
         assistant = turns.turn("assistant", is_apart=False)
         turns.add_call(assistant, item.call_id, item.name, item.arguments)
     elif item.type == "function_call_output":
-        texts = texts_of(item.output, f"{place}.output", _TEXTS, "input_text")
-        turns.add_result(item.call_id, "".join(texts))
+        parts = parts_of(item.output, f"{place}.output", _PARTS, "input_text")
+        turns.add_result(item.call_id, parts)
     else:
         name = "content" if item.content else "summary"
-        texts = texts_of(item.content or item.summary, f"{place}.{name}", _THOUGHTS, "text")
-        if texts:
-            turns.add_thought(turns.turn("assistant", is_apart=False), "".join(texts))
+        parts = parts_of(item.content or item.summary, f"{place}.{name}", _THOUGHTS, "text")
+        if parts:
+            turns.add_thought(turns.turn("assistant", is_apart=False), joined_texts(parts))
 
 
 def _add_message(message: Part, place: str, turns: Turns) -> None:
@@ -174,8 +176,8 @@ def _add_message(message: Part, place: str, turns: Turns) -> None:
     role = "system" if message.role == "developer" else message.role
     if role not in ("user", "assistant", "system"):
         raise ArgumentError(f"{place}.role", role, "one of user, assistant, system, developer")
-    texts = texts_of(message.content, f"{place}.content", _TEXTS, "input_text")
-    turns.turn(role, is_apart=role != "assistant")["content"] += map(text_part, texts)
+    parts = parts_of(message.content, f"{place}.content", _PARTS, "input_text")
+    turns.turn(role, is_apart=role != "assistant")["content"] += parts
 
 
 # ---- answers

@@ -16,7 +16,6 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
 )
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.media_ids import as_text
 from pyllama_spec.errors import ArgumentError, warn
 
 # Characters of an error's message in results, and in a warning.
@@ -80,8 +79,7 @@ class IsolatedDrafter:
             # A failure may have left it with more tokens than recorded.
             self.truncate(seq, known)
             if not self.target_layers:
-                text = as_text(tokens[known:n_keep], self._n_vocab)
-                self.commit([Committed(seq, text, known)])
+                self.commit([Committed(seq, tokens[known:n_keep], known)])
                 return n_keep
             n_keep = known  # rows of the rest are gone: the target has to make them again
         n = self._call("resume_at", seq, n_keep)

@@ -404,6 +404,10 @@ class HeldSequences:
         """Keeps as much of the first n_keep tokens as target and drafter can use."""
         while True:
             n_keep = self._drafter.resume_at(state.seq_id, n_keep, state.tokens)
+            n_whole = up_to_medium(state.tokens, n_keep)
+            if n_whole < n_keep:
+                n_keep = n_whole  # all of a picture is read again
+                continue
             n_held = self._rollback.keep(state, n_keep)
             if n_held == 0:
                 self._target.memory.remove(state.seq_id)

@@ -29,10 +29,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from pyllama_spec.drafters.base import Committed, Drafter, Features, MediaView
+from pyllama_spec.drafters.base import Committed, Drafter, Features
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.engine.context import LayerRows
-from pyllama_spec.engine.media_ids import as_text
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
@@ -124,8 +123,6 @@ class Round:
                 f"at least {n_whole}, and so n_batch: this model reads an image of so many rows "
                 "in one piece",
             )  # fmt: skip
-        if run.media:
-            run.view = MediaView(run.state.tokens, self.target.model.info.n_vocab)
         start = perf_counter()
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller_name
@@ -244,7 +241,7 @@ class Round:
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
         """Ends one sequence; the others are not affected."""
         self.sequences.recover(run.state)
-        run.error = error
+        run.has_failed = True
         out.append((run, Step((), 0, 0, None, error)))
 
     def _draft(self, spans: Sequence[Span]) -> None:
@@ -340,14 +337,13 @@ class Round:
         assert placed is not None
         if self._media_batch is None:
             self._media_batch = Batch(target.n_batch, n_row=target.n_row)
-        start, media = placed
-        first = state.n_decoded - start
-        target.memory.note_media(state.seq_id, state.tokens[: start + len(media.ids)])
+        start = placed.start
+        media = placed.media.part(state.n_decoded - start, n)
+        target.memory.note_media(state.seq_id, state.tokens[: start + len(placed.media.ids)])
         position = target.memory.position_of(state.seq_id, start)
         span.first_row = 0
         self._media_batch.set_media(
-            media.rows[first : first + n], media.positions[:, first : first + n] + position,
-            state.seq_id, is_whole=media.is_whole,
+            media.rows, media.positions + position, state.seq_id, is_whole=media.is_whole,
             output_last=n == run.n_missing and not run.n_generated,
         )  # fmt: skip
         target.decode(self._media_batch)
@@ -428,9 +424,8 @@ class Round:
         rows = self._features(span, n)
         n_prompt = len(state.tokens) - run.n_generated
         n_chosen = max(first + len(tokens) - max(first, n_prompt), 0)
-        if span.is_media:
-            tokens = as_text(tokens, self.target.model.info.n_vocab)
-        done.append(Committed(state.seq_id, tokens, first, rows, first, is_border, n_chosen))
+        media = run.rows_at(first, n) if span.is_media else None
+        done.append(Committed(state.seq_id, tokens, first, rows, first, is_border, n_chosen, media))
         return step
 
     def draw_first(self, run: SequenceRun) -> Step:
@@ -492,7 +487,7 @@ class Round:
             else:
                 accept_drawn(sampler, self.target, row, ids, tokens, run.observe, draws, drawn_from)
         except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
-            run.error = error
+            run.has_failed = True
             return tokens, error
         return tokens, None
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyllama_spec.drafters.base import Draft, DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Adapter
-from pyllama_spec.engine.media import PlacedRows
+from pyllama_spec.engine.media import MediaRows, PlacedRows
 from pyllama_spec.engine.media_ids import up_to_medium
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
@@ -123,9 +123,10 @@ class SequenceRun:
     # Without a sampler, the row of the last batch that follows the prompt, until another batch is
     # decoded; else None.
     ready_row: int | None = None
-    # finish_reason, error: see Step; of the last one.
-    finish_reason: str | None = None
-    error: BaseException | None = None
+    finish_reason: str | None = None  # see Step; of the last one
+    # Whether the last Step had an error. The error itself stays out of here: its traceback holds
+    # the frames of its readers, and so the model.
+    has_failed: bool = False
     view: TokenView = field(init=False)
 
     def __post_init__(self) -> None:
@@ -165,6 +166,12 @@ class SequenceRun:
         """The image that a token of the prompt is a row of; None for text."""
         return next((m for m in self.media if m.start <= at < m.start + len(m.media.ids)), None)
 
+    def rows_at(self, at: int, n: int) -> MediaRows:
+        """The rows of an image that tokens at .. at + n - 1 are."""
+        placed = self.medium_at(at)
+        assert placed is not None
+        return placed.media.part(at - placed.start, n)
+
     @property
     def is_at_a_border(self) -> bool:
         """Whether what is read ends between two tokens, and not between two rows of an image."""
@@ -179,7 +186,7 @@ class SequenceRun:
     @property
     def is_over(self) -> bool:
         """Whether the request has ended."""
-        return self.finish_reason is not None or self.error is not None
+        return self.finish_reason is not None or self.has_failed
 
 
 def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:

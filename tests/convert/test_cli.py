@@ -35,16 +35,3 @@ def test_done(tmp_path: Path, capsys: Captured) -> None:
     again = capsys.readouterr()
     assert "second.gguf: DSpark, " in again.out and "blocks of 7, 96 draft tokens" in again.out
     assert not seen.err + again.err, "no progress bar where there is no terminal"
-
-
-def test_an_undecided_meaning_names_the_option(tmp_path: Path, capsys: Captured) -> None:
-    head = make_head()
-    head.config["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
-    folder = write_head(tmp_path / "draft", "nvidia", head)
-    target = write_target(tmp_path / "target.gguf")
-    command = ["convert", str(folder), "--target", str(target), "-o", str(tmp_path / "out.gguf")]
-    assert main(command) == 1
-    seen = capsys.readouterr()
-    assert "--layer-ids input (id k enters layer k) or --layer-ids output" in seen.err
-    assert seen.err.count("\n") == 1
-    assert main([*command, "--layer-ids", "input"]) == 0

@@ -92,12 +92,12 @@ def test_sizes_of_a_gguf(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arch", "keys", "message"),
     [
-        ("eagle3", {}, "is of kind 'eagle3', not the target"),
+        ("eagle3", {"target_layers": [1]}, "is of kind 'eagle3', not the target"),
         ("clip", {}, "is of kind 'clip', not the target"),
         ("llama", {"n_vocab": 0}, r"has no tokenizer\.ggml\.tokens"),
     ],
 )
-def test_no_target(tmp_path: Path, arch: str, keys: dict[str, int], message: str) -> None:
+def test_no_target(tmp_path: Path, arch: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         read_target(write_target(tmp_path / "a.gguf", arch, **keys))
 

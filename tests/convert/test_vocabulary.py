@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from pyllama_spec.convert.vocabulary import map_vocabulary
 from pyllama_spec.errors import ConversionError
-from tests.convert.tools import N_DRAFT, N_VOCAB, convert_head, gguf_tensors, make_head
+from tests.convert.tools import N_DRAFT, N_VOCAB
 
 Ids = NDArray[np.int64]
 IDS = np.sort(np.random.default_rng(3).permutation(N_VOCAB)[:N_DRAFT]).astype(np.int64)
@@ -92,14 +90,3 @@ def test_the_target_has_more_padding() -> None:
     assert mapped.target_ids is not None
     assert np.array_equal(mapped.target_ids, np.arange(N_VOCAB))
     assert "the rest is padding" in mapped.notes[0]
-
-
-@pytest.mark.parametrize("kind", [None, "f32", "f16", "bf16", "q8_0"])
-@pytest.mark.parametrize("sorted_d2t", [True, False])
-def test_the_table_reaches_the_file(tmp_path: Path, kind: str | None, sorted_d2t: bool) -> None:
-    head = make_head(sorted_d2t=sorted_d2t)
-    report = convert_head(tmp_path, "specforge", head, kind=kind)
-    name, shape, raw = gguf_tensors(report.path)["d2t"]
-    assert (name, shape) == ("I64", (N_DRAFT,))
-    assert np.array_equal(np.frombuffer(raw, np.int64), head.gguf["d2t"])
-    assert report.n_draft_vocab == N_DRAFT

@@ -30,7 +30,7 @@ def side_by_side(context: Context, drafter: Drafter) -> list[SequenceRun]:
         round_.begin(run)
     while going := [run for run in runs if not run.is_over]:
         round_.step(going)
-    assert [run.error for run in runs] == [None] * len(runs)
+    assert not any(run.has_failed for run in runs)
     return runs
 
 

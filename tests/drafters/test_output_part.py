@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import DFlash, Eagle3, Mtp, output_part
+from pyllama_spec.drafters import DFlash, Eagle3, Mtp, SmallModel, output_part
 from pyllama_spec.drafters.output_part import DraftIds, reduced_output, rows_of
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError
@@ -43,7 +43,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "mtp, Q4_0": ("qwen35", {"quantised": "Q4_0"}),
     "mtp, Q4_K": ("qwen35", {"quantised": "Q4_K", "n_embd": 256}),
 }
-Draft = Eagle3 | DFlash | Mtp
+Draft = Eagle3 | DFlash | Mtp | SmallModel
 each_draft = pytest.mark.parametrize(
     "kind", [*KINDS, *release_except(HEADS, ("mtp, qwen35", "mtp, cohere2moe", "mtp, Q4_K"))]
 )
@@ -133,7 +133,33 @@ def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
         np.testing.assert_array_equal(again, whole)
 
 
-FOR_PERM = pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
+@pytest.mark.parametrize("arch", ["llama", "qwen35", "granite", "gemma2"])
+def test_logits_of_a_small_model(arch: str) -> None:
+    """Ids without a slot have no chance; where a cap follows the product, all ids are computed."""
+    model = tiny(arch)
+    with Context(model, n_ctx=64, n_threads=1) as context:
+        whole = plain_logits(context)
+        ids = reduced_output(context, N_SLOTS, model)
+        assert ids is not None
+        ids.see(range(100, 120))
+        part = plain_logits(context)
+        has = np.array([i in ids for i in range(N_VOCAB)])
+        assert np.all(np.isneginf(part[:, ~has])) == (arch != "gemma2")
+        np.testing.assert_allclose(part[:, has], whole[:, has], rtol=0, atol=2e-4)
+        context.draft_output(0)
+        np.testing.assert_array_equal(plain_logits(context), whole)
+
+
+def plain_logits(context: Context) -> np.ndarray:
+    batch = Batch(N_GUESSES)
+    batch.extend(range(40, 40 + N_GUESSES), 0, 0, output_last=True)
+    context.decode(batch)
+    logits = np.array([context.logits(N_GUESSES - 1)])
+    context.memory.remove(0)
+    return logits
+
+
+FOR_PERM = pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp", "small"])
 
 
 def perm_path(kind: str) -> Path:
@@ -142,9 +168,11 @@ def perm_path(kind: str) -> Path:
     return model_path("perm", n_cycles=16)
 
 
-def perm_draft(kind: str, n_output: int | None) -> Eagle3 | DFlash | Mtp:
+def perm_draft(kind: str, n_output: int | None) -> Draft:
     if kind == "mtp":
         return Mtp(max_draft=4, n_output=n_output)
+    if kind == "small":
+        return SmallModel(model_path("perm", n_cycles=16), 4, n_output=n_output)
     if kind == "eagle3":
         path = model_path("perm_eagle3", n_cycles=16)
         return Eagle3(path, 4, n_output=n_output)
@@ -152,7 +180,7 @@ def perm_draft(kind: str, n_output: int | None) -> Eagle3 | DFlash | Mtp:
     return DFlash(path, 4, n_output=n_output)
 
 
-def perm_runs(draft: Eagle3 | DFlash | Mtp, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun]:
+def perm_runs(draft: Draft, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun]:
     if isinstance(draft, Mtp):
         model = with_head("perm_mtp", arch="qwen35", n_cycles=16)
         opened_context = mtp_context(model, draft)

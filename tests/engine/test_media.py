@@ -194,7 +194,8 @@ def test_a_damaged_projector_is_refused(tmp_path: Path) -> None:
         ("colours", "clip.projector_type", "qwen3vl_merger"),
         ("gemma3", "clip.vision.patch_size", 0), ("qwen3vl", "clip.vision.spatial_merge_size", 0),
         ("qwen3vl", "clip.vision.spatial_merge_size", 1),
-        ("idefics3", "clip.vision.image_size", 1 << 20),
+        ("idefics3", "clip.vision.image_size", 1 << 20), ("ultravox", "clip.audio.block_count", 0),
+        ("ultravox", "clip.audio.num_mel_bins", 0),
     ):  # fmt: skip
         keys: dict[str, Any] = {key: value}
         build_projector(path, family=kind, n_embd=seeing(kind).info.n_embd, **keys)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, Llama, ModelLoadError
+from pyllama_spec import Llama
 from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters import Eagle3, LookupFirst
 from pyllama_spec.drafters.suffix.store import Store
@@ -49,27 +49,6 @@ def test_the_second_time_is_copied(n_parallel: int, options: dict[str, Any]) -> 
     assert second["speculation"]["reason_off"] is None
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({"remember": False}, {}),
-        ({"user": "a"}, {"user": "b"}),
-        ({"user": "a"}, {}),
-        ({}, {"user": "a"}),
-    ],
-)
-def test_what_another_one_or_a_private_request_wrote_is_not(
-    first: dict[str, Any], second: dict[str, Any]
-) -> None:
-    with open_tiny("suffix", n_parallel=2) as llm:
-        own = ask(llm, **first)
-        ask(llm, "0123456789", max_tokens=4)
-        other = ask(llm, **second)
-        counts = [one["speculation"]["accepted"] for one in (own, other)]
-        assert counts[0] == counts[1]
-        assert ask(llm, **second)["speculation"]["accepted"] > counts[0] + 20
-
-
 def test_nothing_is_written_that_was_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,26 +75,6 @@ def test_a_store_outlives_the_program(store: Path, kind: str) -> None:
         accepted.append(found["speculation"]["accepted"])
     assert accepted[0] + 15 < accepted[1] == accepted[2]
     assert found["speculation"]["by_source"].keys() & {"copy", "memory"}
-
-
-def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:
-    Store(store, bytes(32)).close()
-    with pytest.raises(ArgumentError, match="vocabulary"):
-        open_tiny("suffix", draft_memory=store)
-    store.write_bytes(b"text")
-    with pytest.raises(ModelLoadError, match=store.name):
-        open_tiny("suffix", draft_memory=store)
-    new = tmp_path / "new"
-    for draft in (None, "prompt-lookup"):
-        with pytest.raises(ArgumentError, match="draft_memory"):
-            open_tiny(draft, draft_memory=new)
-    for draft, lookup in (("auto", 0), ("suffix", 0), (str(model_path("eagle3")), 2)):
-        with pytest.raises(ArgumentError, match=f"lookup={lookup}"):
-            open_tiny(draft, draft_memory=new, lookup=lookup)
-    for wrong in ("", 3):
-        with pytest.raises(ArgumentError, match="draft_memory"):
-            open_tiny("suffix", draft_memory=wrong)
-    assert not new.exists()
 
 
 # ---- whose tokens they were

@@ -111,7 +111,7 @@ def test_formats_and_handlers_of_programs() -> None:
         assert llm.create_chat_completion(CHAT) == {"said": CHAT, "by": "Llama"}
     with pytest.raises(ArgumentError, match="overwrite"):
         llama_chat_format.register_chat_completion_handler("chatml")(handler)
-    with pytest.raises(UnsupportedError, match="mmproj_path"):
+    with pytest.raises(ArgumentError, match="clip_model_path"):
         llama_chat_format.Llava15ChatHandler(clip_model_path="x")
     jinja = Jinja2ChatFormatter("{{ messages[0].content }}{{ eos_token }}", "</s>", "<s>")
     with open_tiny(chat_handler=jinja.to_chat_handler()) as llm:

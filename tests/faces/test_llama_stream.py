@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,9 +16,7 @@ from tests.faces.tools import (
     PROMPT,
     SAMPLED,
     Forced,
-    counts_of,
     drafters,
-    finish_of,
     lasting,
     open_tiny,
     text_of,
@@ -24,30 +24,6 @@ from tests.faces.tools import (
 from tests.scripted import Perfect
 
 N = len(PROMPT)
-SCRIPT = list("naïve 日本 🙂 STOP after".encode())
-MESSAGES = [{"role": "user", "content": "the cat"}]
-
-
-def test_stream_equals_the_whole() -> None:
-    for draft in drafters([*PROMPT, *SCRIPT]):
-        for stop in (None, "STOP", ["nothing", "🙂 ST"]):
-            with open_tiny(draft) as llm:
-                options: dict[str, Any] = {
-                    "max_tokens": 28, "stop": stop, "logits_processor": Forced(N, SCRIPT),
-                    "logprobs": 2,
-                }  # fmt: skip
-                whole = llm.create_completion(PROMPT, **options)
-                chunks = list(llm.create_completion(PROMPT, stream=True, **options))
-            assert "".join(map(text_of, chunks)) == text_of(whole)
-            assert [finish_of(chunk) for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-            assert finish_of(chunks[-1]) == finish_of(whole)
-            assert counts_of(chunks[-1]) == counts_of(whole)
-            assert {"speculation", "timing"} <= set(chunks[-1])
-            assert "usage" not in chunks[0]
-            for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-                given = [x for c in chunks[:-1] for x in c["choices"][0]["logprobs"][key]]
-                if key != "text_offset":
-                    assert given == whole["choices"][0]["logprobs"][key]
 
 
 def half_read(stream: Iterator[Any], n: int) -> None:
@@ -130,3 +106,23 @@ def test_errors_carry_what_was_generated() -> None:
                 assert lasting(llm(PROMPT, max_tokens=9, **SAMPLED)) == lasting(
                     fresh(PROMPT, max_tokens=9, **SAMPLED)
                 )
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_error_keeps_no_model(n_parallel: int, is_streamed: bool) -> None:
+    """Its traceback holds the frames of the call, and so the model, which must not hold it."""
+
+    def breaks(ids: Any, scores: Any) -> Any:
+        raise ZeroDivisionError
+
+    llm = open_tiny(n_parallel=n_parallel)
+    gc.disable()
+    try:
+        with suppress(ZeroDivisionError):
+            list(llm(PROMPT, stream=is_streamed, logits_processor=breaks))
+        model = weakref.ref(llm)
+        del llm
+        assert model() is None
+    finally:
+        gc.enable()

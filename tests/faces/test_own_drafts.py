@@ -13,9 +13,7 @@ from pyllama_spec.cli.entry import main
 from tests.models import model_path
 
 SOURCE = '''
-import errors_of_mine
-from pyllama_spec import Draft, Drafter, DrafterWrapper, PromptLookup
-from pyllama_spec.drafters import open_draft
+from pyllama_spec import Draft, Drafter
 
 class Echo(Drafter):
     """The last token, again and again."""
@@ -24,27 +22,8 @@ class Echo(Drafter):
     def propose_one(self, request):
         return Draft([request.tokens[-1]] * request.n_requested)
 
-class Raises(Drafter):
-    def propose_one(self, request):
-        raise IndexError("tuple index")
-
-class Late(Echo):
-    """Fails in the middle of a text."""
-    n = 0
-    def propose_one(self, request):
-        self.n += 1
-        return [][3] if self.n > 2 else super().propose_one(request)
-
 def make():
     return Echo()
-def wrapped():
-    return DrafterWrapper(open_draft({draft!r}))
-def number():
-    return 5
-def fails():
-    return [][3]
-def refuses():
-    PromptLookup(0)
 '''
 
 
@@ -52,8 +31,7 @@ def refuses():
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a module of the user's that was never imported."""
     name = f"mine_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(SOURCE.format(draft=str(model_path("eagle3"))))
-    (tmp_path / "errors_of_mine.py").write_text("")
+    (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path / name

@@ -18,7 +18,9 @@ from pyllama_spec.chat.media_urls import MediaReader
 from pyllama_spec.chat.pictures import decode_picture, take_pictures
 from pyllama_spec.cli import main
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from tests.media_tools import picture, plain_text, projector, prompt_of, seeing
+from pyllama_spec.llama_cpp import llama_chat_format
+from tests.media_tools import picture, plain_text, projector, prompt_of, rows_of, seeing
+from tests.models import model_path
 
 N = 16
 
@@ -35,9 +37,8 @@ def url_of(content: bytes) -> dict[str, Any]:
 
 
 def opened(kind: str, **options: Any) -> Llama:
-    return Llama(
-        seeing(kind).path, mmproj_path=projector(kind).path, n_ctx=1024, n_threads=1, **options
-    )
+    given = {"mmproj_path": projector(kind).path, "n_ctx": 1024, "n_threads": 1, **options}
+    return Llama(seeing(kind).path, **given)
 
 
 @pytest.mark.parametrize("draft", [None, "suffix"])
@@ -67,6 +68,14 @@ def test_a_chat_about_pictures(kind: str, draft: str | None) -> None:
                 asked = (*asked, more, "and?")
 
 
+@pytest.mark.parametrize(("bound", "n"), [("image_max_tokens", 16), ("image_min_tokens", 100)])
+def test_bounds_of_a_picture(bound: str, n: int) -> None:
+    with opened("qwen3vl", **{bound: n}) as llm:
+        assert llm._eyes is not None
+        (rows,) = rows_of(llm._eyes.projector.image(picture(64, 64)))
+        assert len(rows.ids) == n
+
+
 def test_generate_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pixels = picture(40, 50)
     path = tmp_path / "a.png"
@@ -81,8 +90,100 @@ def test_generate_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main([*command, "--image", str(path)]) == 1
     assert main([*command, "--chat", "--image", str(tmp_path / "none.png")]) == 1
     command = [*command[:3], *command[5:]]
-    assert main([*command, "--chat", "--image", str(path)]) == 1
+    assert main([*command, "--chat", "--image", str(path), "--mmproj", "none"]) == 1
     assert "--mmproj" in capsys.readouterr().err
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A model in a folder with its projector, and another's, and one that is broken."""
+    for name, file in (
+        ("seer-4b-q4_0.gguf", seeing("gemma3").path),
+        ("mmproj-seer-4b-F16.gguf", projector("gemma3").path),
+        ("other-4b-it.gguf", seeing("gemma3").path),
+        ("MMPROJ-other-4b-it.gguf", projector("gemma3").path),
+    ):
+        (tmp_path / name).symlink_to(file)
+    (tmp_path / "mmproj-a-seer-4b-q4_0.gguf").write_bytes(b"GGUF")
+    narrow = model_path("projector", family="gemma3", n_embd=32)
+    (tmp_path / "mmproj-seer-4b-q4_0.gguf").symlink_to(narrow)
+    return tmp_path / "seer-4b-q4_0.gguf"
+
+
+def test_a_projector_beside_the_model_is_found(
+    beside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Llama(beside, n_ctx=256) as llm:
+        assert llm.mmproj_path is None
+        without = llm.memory_bytes
+    with Llama(beside, n_ctx=256, mmproj_path="auto") as llm:
+        assert llm.mmproj_path == beside.parent / "mmproj-seer-4b-F16.gguf"
+        assert llm.memory_bytes == without + llm.mmproj_path.stat().st_size
+    with Llama(seeing("gemma3").path, n_ctx=256, mmproj_path="auto") as llm:
+        assert llm.mmproj_path is None
+    doctor = ["doctor", "-m", str(beside), "-t", "1", "--max-rows", "2"]
+    assert main([*doctor, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["projector"]
+    assert Path(found["path"]).name == "mmproj-seer-4b-F16.gguf"
+    assert found["picture_s"] > 0
+    n_rows = sum(len(rows.ids) for rows in rows_of(projector("gemma3").image(picture(9, 12))))
+    assert found["n_tokens"] > n_rows
+    assert main(doctor) == 0
+    assert f"takes {found['n_tokens']} tokens" in " ".join(capsys.readouterr().out.split())
+
+
+def test_bench_of_a_prompt_with_a_picture(beside: Path) -> None:
+    content = [url_of(file_of(picture(40, 50))), {"type": "text", "text": "what?"}]
+    line = {"id": "a", "category": "b", "messages": [{"role": "user", "content": content}]}
+    (prompts := beside.with_name("p.jsonl")).write_text(json.dumps(line))
+    out = beside.with_name("out.json")
+    command = ["bench", "-m", str(beside), "-d", "prompt-lookup", "-n", "8", "--repeat", "1"]
+    assert main([*command, "--prompts", str(prompts), "--json", str(out)]) == 0
+    (found,) = json.loads(out.read_text())["prompts"]
+    assert found["same_text"]
+    assert main([*command, "--prompts", str(prompts), "--mmproj", "none"]) == 1
+
+
+def test_a_picture_in_a_conversation(
+    beside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = picture(40, 50)
+    path = beside.with_name("a picture.png")
+    path.write_bytes(file_of(pixels))
+    typed = f"/image nowhere.png\n/image '{path}'\nwhat?\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert main(["chat", "-m", str(beside), "-c", "1024", "-t", "1", "-n", str(N)]) == 0
+    parts = prompt_of(
+        "gemma3", "<|im_start|>user\n", pixels, "what?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    said = (
+        seeing("gemma3").vocab.detokenize(plain_text("gemma3", parts, N)).decode(errors="replace")
+    )
+    shown = capsys.readouterr()
+    assert said in shown.out
+    assert "nowhere.png" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("MTMDChatHandler", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("Qwen25VLChatHandler", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("MoondreamChatHandler", "Question: ", "\n\nAnswer:"),
+    ],
+)
+def test_handlers_of_llama_cpp_python(name: str, begin: str, end: str) -> None:
+    path = str(projector("gemma3").path)
+    handler = getattr(llama_chat_format, name)(clip_model_path=path, verbose=False)
+    pixels = picture(40, 50)
+    content = [url_of(file_of(pixels)), {"type": "text", "text": "what?"}]
+    with Llama(seeing("gemma3").path, chat_handler=handler, n_ctx=1024, n_threads=1) as llm:
+        answer = llm.create_chat_completion(
+            [{"role": "user", "content": content}], max_tokens=N, temperature=0,
+            return_token_ids=True,
+        )  # fmt: skip
+    parts = prompt_of("gemma3", begin, pixels, f"what?{end}")
+    assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, N)
 
 
 def test_a_mark_is_no_text_of_the_caller() -> None:

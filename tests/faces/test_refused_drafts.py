@@ -13,7 +13,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.errors import PyllamaSpecError
 from tests.models import model_path
-from tests.mtp_tools import head_alone, without
+from tests.mtp_tools import without
 
 
 class Refused(NamedTuple):
@@ -35,49 +35,10 @@ def no_head(folder: Path) -> Refused:
     return Refused(target, "mtp", "bare.gguf")
 
 
-def no_such_file(folder: Path) -> Refused:
-    target = _copy(model_path("llama"), folder / "target.gguf")
-    return Refused(target, str(folder / "gone.gguf"), "gone.gguf")
-
-
-def unknown_kind(folder: Path) -> Refused:
-    target = _copy(model_path("llama"), folder / "target.gguf")
-    draft = folder / "kind.gguf"
-    data = model_path("eagle3").read_bytes()
-    draft.write_bytes(data.replace(b"eagle3", b"eagle9"))
-    return Refused(target, str(draft), "'eagle9'")
-
-
-def unknown_architecture(folder: Path) -> Refused:
-    target = _copy(model_path("llama"), folder / "target.gguf")
-    draft = folder / "arch.gguf"
-    draft.write_bytes(model_path("llama").read_bytes().replace(b"llama", b"xlama"))
-    return Refused(target, str(draft), "'xlama'")
-
-
-def other_vocabulary(folder: Path) -> Refused:
-    target = _copy(model_path("llama"), folder / "target.gguf")
-    draft = _copy(model_path("eagle3", n_vocab=640), folder / "wide.gguf")
-    return Refused(target, str(draft), "640")
-
-
-def other_models_head(folder: Path) -> Refused:
-    target = _copy(model_path("qwen35", n_layer=4), folder / "target.gguf")
-    draft = head_alone(model_path("perm_mtp", arch="qwen35"), folder / "mtp-other.gguf")
-    return Refused(target, str(draft), "layers")
-
-
 def torn_head(folder: Path) -> Refused:
     source = model_path("qwen35", n_heads=1)
     target = _copy(source, folder / "torn.gguf", "blk.4.nextn.eh_proj.weight")
     return Refused(target, "mtp", "blk.4.nextn.eh_proj.weight")
-
-
-def torn_head_alone(folder: Path) -> Refused:
-    target = _copy(model_path("qwen35", n_layer=2, n_embd=320), folder / "target.gguf")
-    source = model_path("perm_mtp", arch="qwen35")
-    draft = head_alone(source, folder / "mtp-torn.gguf", "blk.2.nextn.enorm.weight")
-    return Refused(target, str(draft), "blk.2.nextn.enorm.weight")
 
 
 def torn_draft(folder: Path) -> Refused:
@@ -100,10 +61,7 @@ def no_memory(folder: Path) -> Refused:
     return Refused(target, str(draft), "n_ctx", 2**30)
 
 
-CASES = (
-    no_head, no_such_file, unknown_kind, unknown_architecture, other_vocabulary, other_models_head,
-    torn_head, torn_head_alone, torn_draft, torn_target, no_memory,
-)  # fmt: skip
+CASES = (no_head, torn_head, torn_draft, torn_target, no_memory)
 
 
 def still_open(folder: Path) -> set[str]:
@@ -131,7 +89,7 @@ def test_nothing_stays_open(case: Any, tmp_path: Path) -> None:
         assert still_open(tmp_path) == set()
 
 
-@pytest.mark.parametrize("case", [torn_draft, torn_head_alone, unknown_architecture, no_head])
+@pytest.mark.parametrize("case", [torn_draft, no_head])
 def test_the_draft_comes_before_the_target(case: Any, tmp_path: Path) -> None:
     """A target takes minutes to load; this one cannot be, and what is said is of the draft."""
     refused = case(tmp_path)

@@ -116,8 +116,8 @@ def opened(draft: str, n_gpu_layers: int) -> Head:
     context = Context(model, target=beside, n_ctx=2048, n_threads=N_THREADS, is_window=True)
     info = model.info
     n_features = len(model.target_layers) * target.info.n_embd
-    batch = Batch(64, n_row=n_features, n_model_row=info.n_embd_inp)
-    step = Batch(1, n_row=info.n_embd, n_model_row=info.n_embd_inp)
+    batch = Batch(64, n_row=n_features, n_model_row=context.n_row)
+    step = Batch(1, n_row=info.n_embd, n_model_row=context.n_row)
     step.hidden_rows = True
     return Head(context, batch, step)
 

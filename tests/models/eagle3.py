@@ -71,6 +71,8 @@ class DraftConfig:
     """Standard deviation of the logits of ordinary tokens."""
     weight_type: Literal["f32", "bf16", "f16", "q8_0"] = "f32"
     """The type of matrices; norms, convolution bases, biases and RoPE factors are F32."""
+    control_names: tuple[str, ...] = ()
+    """Those of the target's vocabulary."""
 
     @property
     def head_size(self) -> int:
@@ -169,7 +171,7 @@ class Draft(Sketch):
             self.meta = {name: value for name, value in self.meta.items() if value is not None}
             self._write_meta(writer)
             if target is None:
-                write_tokenizer(writer, cfg.n_vocab, None)
+                write_tokenizer(writer, cfg.n_vocab, None, cfg.control_names)
             else:
                 copy_tokenizer(writer, target)
             mask = getattr(cfg, "mask_token", None)

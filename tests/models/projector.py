@@ -1,14 +1,14 @@
 """Projectors: the second files of models that see, tiny ones.
 
-Three are random: gemma3, whose rows of an image see each other; qwen3vl, whose rows have a place in
-a grid; idefics3, which cuts an image into tiles. One is constructed: of the picture's colour it
-makes the row of one token.
+Four are random: gemma3, whose rows of an image see each other; qwen3vl, whose rows have a place in
+a grid; idefics3, which cuts an image into tiles; ultravox, which hears. One is constructed: of the
+picture's colour it makes the row of one token.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ CONTROL_NAMES = {
     "qwen3vl": ("<|vision_start|>", "<|vision_end|>"),
     "idefics3": ("\n\n", "\n", "<fake_token_around_image>", "<global-img>"),
     "colours": (),
+    "ultravox": (),
 }
 COLOUR_TOKENS = tuple(range(ord("a"), ord("i")))
 """The tokens of the eight colours, black to white: red counts 1, green 2, blue 4."""
@@ -42,6 +43,8 @@ def build_projector(
 
     `extra`: further keys, which replace those of the family.
     """
+    if family == "ultravox":
+        return _written(path, _hearing_keys(n_embd, n_layer) | extra, _hearing(n_embd, n_layer))
     if family == "colours":
         tensors, n_layer = dict(_colours(n_embd)), 0
     else:
@@ -64,16 +67,69 @@ def build_projector(
         },
         "colours": {"clip.vision.image_min_pixels": 64, "clip.vision.image_max_pixels": 65536},
     }[family]  # fmt: skip
+    return _written(path, keys | extra, tensors.items())
+
+
+def _written(path: Path, keys: dict[str, Any], tensors: Iterable[tuple[str, Array]]) -> Path:
     with writing(path, "clip") as writer:
-        for name, value in {**keys, **extra}.items():
+        for name, value in keys.items():
             add = {
                 bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
                 str: writer.add_string, list: writer.add_array,
             }[type(value)]  # fmt: skip
             add(name, value)  # type: ignore[operator]
-        for name, array in tensors.items():
+        for name, array in tensors:
             writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
     return path
+
+
+_N_MEL, _STACK = 80, 4
+
+
+def _hearing_keys(n_embd: int, n_layer: int) -> dict[str, Any]:
+    return {
+        "clip.has_audio_encoder": True, "clip.use_gelu": True, "clip.projector_type": "ultravox",
+        "clip.audio.embedding_length": _N_EMBD, "clip.audio.feed_forward_length": _N_FF,
+        "clip.audio.block_count": n_layer, "clip.audio.projection_dim": n_embd,
+        "clip.audio.attention.head_count": _N_HEAD,
+        "clip.audio.attention.layer_norm_epsilon": 1e-6, "clip.audio.num_mel_bins": _N_MEL,
+        "clip.audio.projector.stack_factor": _STACK,
+    }  # fmt: skip
+
+
+def _hearing(n_embd: int, n_layer: int) -> Iterator[tuple[str, Array]]:
+    """Tensors of a random encoder like Whisper's, of pieces of 30 s, and Ultravox's projector."""
+
+    def draw(name: str, *shape: int, std: float = 0.1, mean: float = 0.0) -> tuple[str, Array]:
+        rng = np.random.default_rng([0, zlib.crc32(name.encode())])
+        values = rng.standard_normal(shape, dtype=np.float32)
+        return name, values * np.float32(std) + np.float32(mean)
+
+    width = _N_EMBD**-0.5
+    yield draw("a.conv1d.1.weight", _N_EMBD, _N_MEL, 3)
+    yield draw("a.conv1d.1.bias", _N_EMBD, 1)
+    yield draw("a.conv1d.2.weight", _N_EMBD, _N_EMBD, 3)
+    yield draw("a.conv1d.2.bias", _N_EMBD, 1)
+    yield draw("a.position_embd.weight", 1500, _N_EMBD, std=0.3)
+    for i in range(n_layer):
+        blk = f"a.blk.{i}."
+        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            yield draw(f"{blk}{part}.weight", _N_EMBD, _N_EMBD, std=1.5 * width)
+            if part != "attn_k":
+                yield draw(f"{blk}{part}.bias", _N_EMBD)
+        yield draw(f"{blk}ffn_up.weight", _N_FF, _N_EMBD, std=width)
+        yield draw(f"{blk}ffn_up.bias", _N_FF)
+        yield draw(f"{blk}ffn_down.weight", _N_EMBD, _N_FF, std=_N_FF**-0.5)
+        yield draw(f"{blk}ffn_down.bias", _N_EMBD)
+        for norm in ("ln1", "ln2"):
+            yield draw(f"{blk}{norm}.weight", _N_EMBD, mean=1.0)
+            yield draw(f"{blk}{norm}.bias", _N_EMBD)
+    for kind, mean in (("weight", 1.0), ("bias", 0.0)):
+        yield draw(f"a.post_ln.{kind}", _N_EMBD, mean=mean)
+    yield draw("mm.a.norm_pre.weight", _N_EMBD * _STACK, mean=1.0)
+    yield draw("mm.a.mlp.1.weight", 2 * _N_FF, _N_EMBD * _STACK, std=(_N_EMBD * _STACK) ** -0.5)
+    yield draw("mm.a.norm_mid.weight", _N_FF, mean=1.0)
+    yield draw("mm.a.mlp.2.weight", n_embd, _N_FF, std=_N_FF**-0.5)
 
 
 def _random(family: str, n_embd: int, n_layer: int, seed: int) -> Iterator[tuple[str, Array]]:

@@ -75,13 +75,13 @@ def engine_steps(path: Path, first: int, n_ctx: int, **params: Any) -> Steps:
         info = model.info
         n_features = len(model.target_layers) * target.info.n_embd
         tokens, rows = inputs(first, n_features)
-        batch = Batch(N_FEATURES, n_row=n_features, n_model_row=info.n_embd_inp)
+        batch = Batch(N_FEATURES, n_row=n_features, n_model_row=head.n_row)
         batch.extend(tokens[:N_FEATURES], first, rows=[rows], output_all=True)
         head.decode(batch)
         for i in range(N_FEATURES):
             out.logits.append(head.logits(i).copy())
             out.rows.append(head.draft_candidates(i)[2].copy())
-        step = Batch(1, n_row=info.n_embd, n_model_row=info.n_embd_inp)
+        step = Batch(1, n_row=info.n_embd, n_model_row=head.n_row)
         step.hidden_rows = True
         for i in range(N_FEATURES, N_FEATURES + N_STEPS):
             step.clear()

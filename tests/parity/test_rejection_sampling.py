@@ -82,7 +82,7 @@ def finish(round_: Round, runs: Sequence[SequenceRun]) -> list[list[int]]:
     while left := [run for run in runs if not run.is_over]:
         round_.step(left)
     for run in runs:
-        assert run.error is None, run.error
+        assert not run.has_failed
     return [run.state.tokens[len(run.prompt) :] for run in runs]
 
 

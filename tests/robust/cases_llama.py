@@ -51,7 +51,8 @@ CASES.values(
     chat_template="a.jinja", p_min=0.5, lookup=3, n_parallel=[0, 10**6], n_batch=0, n_ubatch=-1,
     rpc_servers=("nowhere",), split_mode="x", tensor_split=(-1.0,), type_k="q9",
     rope_freq_base=-1.0, rope_scaling_type="x", last_n_tokens_size=-2, prefix_cache_bytes=-1,
-    max_waiting=-1, kv_overrides=[{"llama.block_count": 99}, {"general.name": "\ud800"}],
+    max_waiting=-1, draft_memory="new",
+    kv_overrides=[{"llama.block_count": 99}, {"general.name": "\ud800"}],
 )  # fmt: skip
 CASES.values("llama", partial(_open, draft="suffix"), ArgumentError, draft_memory="", lora_path=7)
 CASES.values("llama", partial(_open, draft="prompt-lookup"), ArgumentError, n_draft=[-1, "x"])

@@ -35,7 +35,7 @@ def opened(path: Path, target: Context) -> tuple[Context, Batch]:
         is_window=True,
     )
     n_features = len(model.target_layers) * target.model.info.n_embd
-    batch = Batch(4, n_row=n_features, n_model_row=model.info.n_embd_inp)
+    batch = Batch(4, n_row=n_features, n_model_row=context.n_row)
     batch.extend([1, 2, 3], 0, rows=[np.ones((3, n_features), np.float32)], output_all=True)
     return context, batch
 

@@ -212,8 +212,11 @@ def test_a_stamp_in_a_system_prompt_does_not_part_prefixes() -> None:
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
      "messages[0].content[0].text", ApiError),
     ({"messages": [{"role": "user", "content": [
-        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]}]},
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document"}]}]}]},
      "messages[0].content[0].content[0]", UnsupportedError),
+    ({"messages": [{"role": "user", "content": [
+        {"type": "image", "source": {"type": "file", "file_id": "x"}}]}]},
+     "messages[0].content[0].source", UnsupportedError),
     ({"messages": [{"role": "user", "content": [
         {"type": "document", "source": {"type": "base64", "data": "x"}}]}]},
      "messages[0].content[0]", UnsupportedError),
@@ -292,6 +295,38 @@ def test_items_become_turns() -> None:
     ]  # fmt: skip
 
 
+_SHOWN: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}
+_LINKED = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
+
+
+def test_pictures_of_messages() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "QQ=="}
+    link = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+    blocks = [_part("See"), {"type": "image", "source": source}, link]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": blocks}
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    said = _messages(messages=[
+        {"role": "user", "content": blocks}, {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ])["messages"]  # fmt: skip
+    parts = [_part("See"), _SHOWN, _LINKED]
+    assert said[0] == {"role": "user", "content": parts}
+    assert said[2] == {"role": "tool", "tool_call_id": "a", "name": "look", "content": parts}
+
+
+def test_pictures_of_responses() -> None:
+    shown = {"type": "input_image", "image_url": _SHOWN["image_url"]["url"], "detail": "auto"}
+    blocks = [{"type": "input_text", "text": "See"}, shown]
+    said = _responses(input=[
+        {"role": "user", "content": blocks},
+        {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": blocks},
+    ])["messages"]  # fmt: skip
+    parts = [_part("See"), _SHOWN]
+    assert said[0] == {"role": "user", "content": parts}
+    assert said[2] == {"role": "tool", "tool_call_id": "a", "name": "look", "content": parts}
+
+
 @pytest.mark.parametrize("choice, names, expected", [
     (None, ["look", "count"], None),
     ("required", ["look", "count"], "required"),
@@ -325,8 +360,8 @@ def test_an_effort_counts_where_the_template_takes_one() -> None:
 @pytest.mark.parametrize("body, place, kind", [
     ({"input": []}, "input", ArgumentError), ({"input": [3]}, "input[0]", ApiError),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", UnsupportedError),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-     "input[0].content[0]", UnsupportedError),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+     "input[0].content[0].image_url", ApiError),
     ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]},
      "input[0].call_id", ApiError),
     ({"max_output_tokens": 0}, "max_output_tokens", ApiError),

@@ -39,6 +39,7 @@ kv_overrides = {"llama.context_length" = 512}
 model_path = "/elsewhere/small.gguf"
 aliases = ["gpt-4o-mini", "any/thing"]
 draft = "auto"
+mmproj_path = "eyes.gguf"
 n_ctx = 4096
 keep_alive_s = 0
 preload = true
@@ -59,12 +60,14 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "model_path": str(tmp_path / "files/large.gguf"), "n_ctx": 2048, "n_parallel": 2,
         "draft": str(tmp_path / "drafts/eagle3.gguf"), "max_waiting": 64, "type_k": "q8_0",
         "prefix_cache_bytes": 256 << 20, "kv_overrides": {"llama.context_length": 512},
+        "mmproj_path": "auto",
     }  # fmt: skip
     assert (large.keep_alive_s, large.is_preloaded, large.defaults) == (
         600, False, {"temperature": 0.5},
     )  # fmt: skip
     assert small.keywords["model_path"] == "/elsewhere/small.gguf"
     assert (small.keywords["draft"], small.keywords["n_ctx"]) == ("auto", 4096)
+    assert small.keywords["mmproj_path"] == str(tmp_path / "eyes.gguf")
     assert small.names == ("small", "gpt-4o-mini", "any/thing", "poet", "clerk")
     assert small.adapters == {
         "poet": (tmp_path / "poet.gguf", 1.0), "clerk": (tmp_path / "clerk.gguf", 0.5),

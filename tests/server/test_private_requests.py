@@ -79,19 +79,6 @@ def test_a_state_of_one_user_is_not_drafted_from_for_another() -> None:
             assert list(draft.ids) == secret[40 : 40 + n]
 
 
-def test_who_names_one_store_shares_it(tmp_path: Path) -> None:
-    store = tmp_path / "team.memory"
-    with served(open_tiny("suffix", draft_memory=store), api_keys=KEYS) as client:
-        client.key = KEYS[0]
-        first = n_accepted(client)
-        changes_place(client)
-        client.key = KEYS[1]
-        assert n_accepted(client) > first + 15
-    other = tmp_path / "other.memory"
-    with served(open_tiny("suffix", draft_memory=other)) as client:
-        assert n_accepted(client) == first
-
-
 @pytest.mark.parametrize("path", BODIES)
 def test_what_is_not_to_be_remembered_is_not_written(tmp_path: Path, path: str) -> None:
     store = tmp_path / "store.memory"

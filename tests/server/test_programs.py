@@ -100,6 +100,9 @@ def test_options_of_llama_cpp_pythons_server(tmp_path: Path) -> None:
     meant = llama_cpp_server.plan(["--n_ctx", "32"], {"CONFIG_FILE": str(file), "PORT": "5"})
     assert (meant.keywords["model_path"], meant.keywords["n_ctx"]) == ("f.gguf", 32)
     assert meant.keywords["draft"] == "mtp"
+    line = "--model m.gguf --clip_model_path p.gguf --chat_format llava-1-5"
+    eyes = llama_cpp_server.plan(line.split(), {}).keywords
+    assert (eyes["mmproj_path"], eyes["chat_format"]) == ("p.gguf", "vicuna")
     plain = llama_cpp_server.plan(["--model", "m.gguf"], {})
     assert (plain.listening.host, plain.listening.port) == ("localhost", 8000)
     assert plain.keywords["n_ctx"] == 2048
@@ -109,7 +112,6 @@ def test_options_of_llama_cpp_pythons_server(tmp_path: Path) -> None:
     ("--n_ctx 5", ArgumentError), ("--model", ArgumentError),
     ("--model m --n_ctx many", ArgumentError), ("--model m --what 3", ArgumentError),
     ("--model m --ssl_keyfile k", ArgumentError),
-    ("--model m --clip_model_path c", UnsupportedError),
     ("--model m --cache true --cache_type disk", UnsupportedError),
     ("--config_file c.yaml", UnsupportedError), ("--config_file /no/where.json", ArgumentError),
 ])  # fmt: skip

@@ -64,17 +64,3 @@ def test_a_hung_server_of_layers_delays_no_other_model() -> None:
             until(lambda: not models.named("a").n_users)
             text_of(asked(client, "b"))
             layers.process.send_signal(signal.SIGCONT)
-
-
-@pytest.mark.parametrize("serving", [one_model, listed_model])
-def test_a_model_that_only_embeds_is_opened_again(serving: Any) -> None:
-    more = {"embedding": True, "pooling_type": "mean"}
-    asked_for = ("/v1/embeddings", {"input": "the cat"})
-    with Server() as layers, serving(layers, **more) as client:
-        vector = client.right(*asked_for)["data"]
-        layers.kill()
-        status, answer = client.post(*asked_for)
-        assert (status, answer["error"]["code"]) == (503, "layers_unreachable"), answer
-        layers.start()
-        until(lambda: client.post(*asked_for)[0] == 200)
-        assert client.right(*asked_for)["data"] == vector

@@ -102,6 +102,6 @@ def test_nothing_else_of_the_engines_own_vendors_is_compiled_in(wheel: Path) -> 
     # What each object was compiled from, as ninja has noted it; `wheel` has been built by then.
     noted = (newest_build() / ".ninja_deps").read_bytes()
     folders = set(re.findall(rb"vendor/llama\.cpp/vendor/([\w-]+)/", noted))
-    assert folders == {b"nlohmann"}
+    assert folders == {b"nlohmann", b"miniaudio"}
     assert b"common/base64.hpp" not in noted and b"llamafile/sgemm" not in noted
     assert b"common/jinja/lexer.cpp" in noted  # the pattern would see them

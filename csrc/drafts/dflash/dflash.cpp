@@ -707,7 +707,7 @@ public:
     }
 
     std::string refuse(const llama_spec_batch & batch) const override {
-        if ((batch.ids == nullptr) == (batch.rows == nullptr)) {
+        if ((batch.ids == nullptr) == (batch.rows == nullptr) || batch.embd != nullptr) {
             return "a DFlash draft takes rows of the target alone, or ids alone";
         }
         if (batch.n_tokens > n_ubatch) {

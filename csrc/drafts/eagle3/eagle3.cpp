@@ -56,8 +56,7 @@ void llama_model_eagle3::load_arch_hparams(llama_model_loader & ml) {
     }
     spec.n_features = spec.n_embd_target * (uint32_t) target_layer_ids.size();
     // Both kinds of rows use one input; the narrower kind leaves the end of a row unread.
-    hparams.n_embd_inp_impl = std::max(spec.n_features, (uint32_t) hparams.n_embd);
-    hparams.n_embd_inp_enc_impl = hparams.n_embd_inp_impl;
+    hparams.n_embd_inp_enc_impl = std::max(spec.n_features, (uint32_t) hparams.n_embd);
     hparams.n_embd_out_impl = hparams.n_embd + LLAMA_SPEC_EAGLE3_EXTRA;
     type = LLM_TYPE_UNKNOWN;
 }
@@ -172,14 +171,17 @@ eagle3_graph::eagle3_graph(const llama_model_eagle3 & model, const llm_graph_par
       other(cparams.ctx_other != nullptr ? llama_get_model(cparams.ctx_other) : nullptr) {
     ggml_tensor * tok_embd = model.tok_embd != nullptr ? model.tok_embd : other->tok_embd;
 
-    auto inp = std::make_unique<llm_graph_input_embd>(hparams.n_embd_inp());
+    auto inp = std::make_unique<llm_graph_input_embd_h>(n_embd, hparams.n_embd_inp_enc());
     inp->tokens = ggml_new_tensor_1d(ctx0, GGML_TYPE_I32, n_tokens);
-    inp->embd   = ggml_new_tensor_2d(ctx0, GGML_TYPE_F32, hparams.n_embd_inp(), n_tokens);
+    inp->embd   = ggml_new_tensor_2d(ctx0, GGML_TYPE_F32, n_embd, n_tokens);
+    inp->h      = ggml_new_tensor_2d(ctx0, GGML_TYPE_F32, hparams.n_embd_inp_enc(), n_tokens);
     ggml_set_input(inp->tokens);
     ggml_set_input(inp->embd);
-    ggml_tensor * tokens = ggml_get_rows(ctx0, tok_embd, inp->tokens);
+    ggml_set_input(inp->h);
+    // In the place of media there are rows of a projector.
+    ggml_tensor * tokens = ubatch.token != nullptr ? ggml_get_rows(ctx0, tok_embd, inp->tokens) : inp->embd;
     cb(tokens, "inp_embd", -1);
-    ggml_tensor * rows = inp->embd;
+    ggml_tensor * rows = inp->h;
     res->add_input(std::move(inp));
 
     rows = is_mode(LLAMA_SPEC_EAGLE3_HIDDEN_ROWS) ? columns(rows, 0, n_embd) : fuse(columns(rows, 0, model.spec.n_features));
@@ -338,7 +340,7 @@ namespace {
 class eagle3_context : public draft_context {
 public:
     eagle3_context(const llama_model * draft, const llama_model * target)
-        : n_embd((int32_t) draft->hparams.n_embd), n_draft(n_vocab_draft(draft)), ids_of(target_ids(draft)),
+        : n_embd((int32_t) draft->hparams.n_embd), n_rows((int32_t) draft->hparams.n_embd_inp_enc()), n_draft(n_vocab_draft(draft)), ids_of(target_ids(draft)),
           whole(whole_output(draft, target)) {}
 
     void prepare(llama_context * ctx) override {
@@ -346,7 +348,7 @@ public:
     }
 
     std::string refuse(const llama_spec_batch & batch) const override {
-        if (batch.ids == nullptr || batch.rows == nullptr) {
+        if ((batch.ids == nullptr) == (batch.embd == nullptr) || batch.rows == nullptr) {
             return "an EAGLE-3 draft takes an id and a row of every token";
         }
         if (batch.mode != LLAMA_SPEC_DRAFT_FEATURES && batch.mode != LLAMA_SPEC_DRAFT_HIDDEN) {
@@ -362,6 +364,7 @@ public:
 
     int32_t n_candidates() const override { return LLAMA_SPEC_EAGLE3_CANDIDATES; }
     int32_t n_row() const override { return n_embd; }
+    int32_t n_row_inp() const override { return n_rows; }
     const ggml_tensor * output() const override { return whole; }
 
     int32_t read(llama_context * ctx, int32_t i, int32_t /* given */, int32_t n_max, int32_t * ids, float * probabilities,
@@ -374,7 +377,7 @@ public:
     }
 
 private:
-    int32_t n_embd, n_draft;
+    int32_t n_embd, n_rows, n_draft;
     std::vector<int32_t> ids_of;    // the target's id for each draft id; empty if they are the same
     const ggml_tensor * whole;
 };

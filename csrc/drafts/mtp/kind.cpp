@@ -99,7 +99,7 @@ public:
         if (batch.head < 0 || batch.head >= n_heads) {
             return "head " + std::to_string(batch.head) + " is outside 0 .. " + std::to_string(n_heads - 1);
         }
-        return batch.ids == nullptr || batch.rows == nullptr ? "an MTP head takes an id and a row of every token" : "";
+        return (batch.ids == nullptr) == (batch.embd == nullptr) || batch.rows == nullptr ? "an MTP head takes an id and a row of every token" : "";
     }
 
     // The head's own rows have the same form as the target's.

@@ -235,15 +235,21 @@ class Suffix(Drafter):
             source.refresh()
 
     def end_request(self, seq: int) -> None:
-        """Remembers the text of the ended request, from which later ones may copy."""
+        """Remembers the text of the ended request, from which later ones may copy.
+
+        What stands between pictures is remembered apart.
+        """
         text = self._texts.get(seq)
-        ids, origins = ([], b"") if text is None else text.take_new()
-        if text is None or not ids:
+        if text is None:
             return
-        if self._store is not None:
-            self._store.add(ids, origins)
-        elif self._remembers:
-            self._memory(text.user).add(ids)
+        ids, origins = text.take_new()
+        begin = 0
+        for end in (*(i for i, token in enumerate(ids) if token < 0), len(ids)):
+            if end > begin and self._store is not None:
+                self._store.add(ids[begin:end], origins[begin:end])
+            elif end > begin and self._remembers:
+                self._memory(text.user).add(ids[begin:end])
+            begin = end + 1
 
     def _text(self, seq: int) -> OwnText:
         text = self._texts.get(seq)

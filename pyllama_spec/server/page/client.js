@@ -62,8 +62,9 @@ async function readEvents(reader, signal, onChunk, onSign) {
 /**
  * What the server has.
  *
- * @returns {Promise<{name: string, draft: string|null, isLoaded: boolean}[]>} its models, each with
- *   its draft, and whether it answers at once or is loaded first.
+ * @returns {Promise<{name: string, draft: string|null, isLoaded: boolean, sees: boolean}[]>} its
+ *   models, each with its draft, whether it answers at once or is loaded first, and whether it may
+ *   read pictures.
  */
 export async function serverModels(key) {
   const listed = await (await send("v1/models", key, {})).json();
@@ -71,6 +72,7 @@ export async function serverModels(key) {
     name: String(one.id),
     draft: typeof one.meta?.draft === "string" ? one.meta.draft : null,
     isLoaded: (one.state ?? "loaded") === "loaded",
+    sees: one.meta?.modalities?.vision !== false,
   }));
 }
 

@@ -17,7 +17,7 @@ export const DEFAULTS = {
 /** Questions with their answers: one, or two where the same was asked without a draft. */
 export class Conversation {
   constructor() {
-    /** @type {{question: string, answers: Answer[]}[]} */
+    /** @type {{question: string, pictures: string[], answers: Answer[]}[]} */
     this.exchanges = [];
     this.settings = { ...DEFAULTS };
   }
@@ -27,9 +27,10 @@ export class Conversation {
    *
    * @param {string} question
    * @param {number} at the exchange that it takes the place of; by default a new one.
+   * @param {string[]} pictures data: URLs.
    */
-  ask(question, at = this.exchanges.length) {
-    const exchange = { question, answers: [] };
+  ask(question, at = this.exchanges.length, pictures = []) {
+    const exchange = { question, pictures, answers: [] };
     this.exchanges.splice(at, Infinity, exchange);
     return exchange;
   }
@@ -43,10 +44,10 @@ export class Conversation {
       // One without an answer is left out: templates want question and answer in turn.
       const said = past.answers[0]?.content;
       if (!said) continue;
-      messages.push({ role: "user", content: past.question });
+      messages.push({ role: "user", content: contentOf(past) });
       messages.push({ role: "assistant", content: said });
     }
-    messages.push({ role: "user", content: exchange.question });
+    messages.push({ role: "user", content: contentOf(exchange) });
     return messages;
   }
 
@@ -75,8 +76,9 @@ export class Conversation {
 
   /** All of it as a text for the browser's storage. */
   toText() {
-    const exchanges = this.exchanges.map(({ question, answers }) => ({
+    const exchanges = this.exchanges.map(({ question, pictures, answers }) => ({
       question,
+      pictures,
       answers: answers.map((answer) => answer.toStored()),
     }));
     return JSON.stringify({ version: VERSION, exchanges, settings: this.settings });
@@ -95,7 +97,9 @@ export class Conversation {
     for (const one of data.exchanges) {
       if (typeof one?.question !== "string" || !Array.isArray(one.answers)) continue;
       const answers = one.answers.map(Answer.fromStored).filter((answer) => answer !== null);
-      conversation.exchanges.push({ question: one.question, answers });
+      const given = Array.isArray(one.pictures) ? one.pictures : [];
+      const pictures = given.filter((url) => /^data:image\//.test(url));
+      conversation.exchanges.push({ question: one.question, pictures, answers });
     }
     for (const name of Object.keys(DEFAULTS)) {
       const value = data.settings?.[name];
@@ -103,6 +107,12 @@ export class Conversation {
     }
     return conversation;
   }
+}
+
+function contentOf({ question, pictures }) {
+  if (!pictures.length) return question;
+  const parts = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
+  return [...parts, { type: "text", text: question }];
 }
 
 function setNumber(body, name, value) {

@@ -3,6 +3,7 @@
 import { Answer, SOURCES } from "./answer.js";
 import { RequestError, serverModels, streamChat } from "./client.js";
 import { Conversation, DEFAULTS } from "./conversation.js";
+import { picturesOf, urlOf } from "./pictures.js";
 import { ExchangeView, inFigures, make, sendByEnter } from "./view.js";
 
 // Kept as long as the tab, over a reload; never on disk, and no other tab sees it.
@@ -26,11 +27,13 @@ const controls = {
 
 let conversation = Conversation.fromText(sessionStorage.getItem(CONVERSATION) ?? "");
 let views = [];
-/** @type {{name: string, draft: string|null, isLoaded: boolean}[]} what the server has. */
+/** @type {{name: string, draft: string|null, isLoaded: boolean, sees: boolean}[]} the server's. */
 let models = [];
 /** @type {AbortController|null} the run that goes on. */
 let running = null;
 let lastSaved = 0;
+/** @type {string[]} of the next message, as data: URLs. */
+let pictures = [];
 
 function showLegend() {
   const seen = new Set(["target", "model", "copy", "grammar"]);
@@ -50,18 +53,19 @@ function showConversation() {
 
 function viewOf(exchange) {
   const view = new ExchangeView(exchange, {
-    onResend: (question) => run(question, conversation.exchanges.indexOf(exchange)),
+    onResend: (question) =>
+      run(question, conversation.exchanges.indexOf(exchange), exchange.pictures),
   });
   view.lock(running !== null);
   return view;
 }
 
 /** Asks a question, alone or with and without a draft, and shows what comes. */
-async function run(question, index = conversation.exchanges.length) {
+async function run(question, index = conversation.exchanges.length, shown = []) {
   if (running || !question.trim() || !settingsAreGood()) return false;
   running = new AbortController();
   const { signal } = running;
-  const exchange = conversation.ask(question, index);
+  const exchange = conversation.ask(question, index, shown);
   const view = viewOf(exchange);
   views.splice(index, Infinity, view);
   at("exchanges").replaceChildren(...views.map((one) => one.element));
@@ -215,7 +219,36 @@ function showFacts() {
   const chosen = chosenModel();
   const draft = chosen?.draft ? `draft: ${chosen.draft}` : "no draft";
   const wait = chosen?.isLoaded === false ? "; it is loaded for its first answer" : "";
+  at("add-picture").hidden = !chosen?.sees;
   at("facts").textContent = chosen ? `${chosen.name}, ${draft}${wait}` : "The server has no model.";
+}
+
+async function addPictures(files) {
+  if (files.length && !chosenModel()?.sees) {
+    say("This model reads no pictures.");
+    return;
+  }
+  for (const file of files) {
+    try {
+      pictures.push(await urlOf(file));
+    } catch {
+      say(`${file.name} cannot be read as a picture.`);
+    }
+  }
+  showPictures();
+}
+
+function showPictures() {
+  at("pictures").replaceChildren(...pictures.map((src, i) => {
+    const remove = make("button", { type: "button", title: "Remove it" },
+      make("img", { src, alt: `Remove picture ${i + 1}` }));
+    remove.addEventListener("click", () => {
+      pictures.splice(i, 1);
+      showPictures();
+      at("message").focus();
+    });
+    return make("li", {}, remove);
+  }));
 }
 
 function say(text) {
@@ -246,8 +279,29 @@ at("composer").addEventListener("submit", async (event) => {
   const question = field.value;
   if (running || !question.trim() || !settingsAreGood()) return;
   field.value = "";
-  await run(question);
+  const shown = pictures;
+  pictures = [];
+  showPictures();
+  await run(question, undefined, shown);
 });
+at("add-picture").addEventListener("click", () => at("picture-file").click());
+at("picture-file").addEventListener("change", async ({ target }) => {
+  await addPictures(picturesOf(target));
+  target.value = "";
+});
+at("message").addEventListener("paste", (event) => {
+  const files = picturesOf(event.clipboardData);
+  if (files.length) event.preventDefault();
+  addPictures(files);
+});
+for (const kind of ["dragover", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    // A browser would leave the page for the file.
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    addPictures(picturesOf(event.dataTransfer));
+  });
+}
 at("fields").addEventListener("submit", (event) => event.preventDefault());
 sendByEnter(at("message"), at("composer"));
 at("stop").addEventListener("click", stop);

@@ -21,7 +21,7 @@ export function make(name, { className = "", text = null, ...attributes } = {}, 
 /** A question with its answers, as an item of the list. */
 export class ExchangeView {
   /**
-   * @param {{question: string, answers: object[]}} exchange
+   * @param {{question: string, pictures: string[], answers: object[]}} exchange
    * @param {{onResend: (question: string) => void}} actions
    */
   constructor(exchange, actions) {
@@ -79,8 +79,10 @@ export class ExchangeView {
     const again = make("button", { type: "button", text: "Ask again" });
     edit.addEventListener("click", () => this.#editQuestion());
     again.addEventListener("click", () => this.actions.onResend(this.exchange.question));
+    const pictures = this.exchange.pictures.map((src) => make("img", { src, alt: "A picture" }));
     this.question.replaceChildren(
       make("h2", { text: "You" }),
+      make("div", { className: "pictures" }, ...pictures),
       make("p", { className: "text", dir: "auto", text: this.exchange.question }),
       make("div", { className: "actions" }, edit, again),
     );

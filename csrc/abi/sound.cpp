@@ -1,0 +1,53 @@
+#include "abi/sound.h"
+
+#define MINIAUDIO_IMPLEMENTATION
+#define MA_API static
+#define MA_NO_DEVICE_IO
+#define MA_NO_ENCODING
+#define MA_NO_ENGINE
+#define MA_NO_GENERATION
+#define MA_NO_NODE_GRAPH
+#define MA_NO_RESOURCE_MANAGER
+#define MA_NO_THREADING
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
+#include "miniaudio/miniaudio.h"
+
+namespace llama_spec {
+
+namespace {
+
+// A second of more channels and samples takes longer to decode: of the common two with 48,000 the limit allows all.
+constexpr int64_t MAX_PER_SECOND = 2 * 48000;
+constexpr int64_t BLOCK = 1 << 14;
+
+} // namespace
+
+int64_t decode_sound(const uint8_t * data, size_t n_bytes, int32_t rate, float * out, int64_t n_max) {
+    const ma_decoder_config config = ma_decoder_config_init(ma_format_f32, 1, (ma_uint32) rate);
+    ma_decoder decoder;
+    if (ma_decoder_init_memory(data, n_bytes, &config, &decoder) != MA_SUCCESS) {
+        return -1;
+    }
+    ma_format format = ma_format_unknown;
+    ma_uint32 n_channels = 0, n_per_second = 0;
+    ma_data_source_get_data_format(decoder.pBackend, &format, &n_channels, &n_per_second, nullptr, 0);
+    const int64_t cost = (int64_t) n_channels * n_per_second;
+    const int64_t n_most = cost > MAX_PER_SECOND ? n_max * MAX_PER_SECOND / cost : n_max;
+    int64_t n = 0;
+    float more = 0.0f;
+    ma_uint64 n_read = 1;
+    while (n_read > 0 && n < n_most) {
+        n_read = 0;
+        ma_decoder_read_pcm_frames(&decoder, out + n, (ma_uint64) (n_most - n < BLOCK ? n_most - n : BLOCK), &n_read);
+        n += (int64_t) n_read;
+    }
+    if (n == n_most && ma_decoder_read_pcm_frames(&decoder, &more, 1, &n_read) == MA_SUCCESS && n_read > 0) {
+        n = -2;
+    }
+    ma_decoder_uninit(&decoder);
+    return n;
+}
+
+} // namespace llama_spec

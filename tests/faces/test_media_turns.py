@@ -1,0 +1,115 @@
+"""Who reads pictures, until when, and for whom they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.engine.media import Part, Prepared, Projector
+from pyllama_spec.errors import CancelledError, ContextFullError, DeadlineError
+from tests.faces.test_pictures import file_of, url_of
+from tests.media_tools import picture, seeing
+from tests.models import model_path
+
+
+class Watched:
+    """The outcomes of the computed pictures, and an event as the first one begins."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.outcomes: list[str] = []
+        self.begun = threading.Event()
+        computed = Projector.computed
+
+        def watched(eyes: Projector, prepared: Prepared) -> tuple[Part, ...]:
+            self.begun.set()
+            try:
+                parts = computed(eyes, prepared)
+            except BaseException as error:
+                self.outcomes.append(type(error).__name__)
+                raise
+            self.outcomes.append("done")
+            return parts
+
+        monkeypatch.setattr(Projector, "computed", watched)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+@pytest.fixture
+def llm() -> Iterator[Llama]:
+    model = seeing("qwen3vl")
+    path = model_path("projector", family="qwen3vl", n_layer=8)
+    with Llama(model.path, mmproj_path=path, n_ctx=4096, n_threads=1, n_parallel=2) as llm:
+        yield llm
+
+
+def asked(side: int, seed: int = 0, **options: Any) -> dict[str, Any]:
+    """A chat about a picture; one of 280 takes seconds."""
+    content = [url_of(file_of(picture(side, side, seed))), {"type": "text", "text": "what?"}]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **options}
+
+
+def test_what_does_not_fit_is_refused_before_a_row_is_computed(
+    llm: Llama, watched: Watched
+) -> None:
+    request = asked(32)
+    request["messages"][0]["content"].append(url_of(file_of(picture(600, 600))))
+    with pytest.raises(ContextFullError):
+        llm.create_chat_completion(**request)
+    assert not watched.outcomes
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_cancelled_task_ends_its_own_picture(llm: Llama, watched: Watched, queued: bool) -> None:
+    async def run() -> None:
+        first = asyncio.ensure_future(llm.acreate_chat_completion(**asked(280)))
+        await asyncio.to_thread(watched.begun.wait)
+        second = asyncio.ensure_future(llm.acreate_chat_completion(**asked(280, 1)))
+        await asyncio.sleep(0.1)
+        gone, stays = (second, first) if queued else (first, second)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert (await stays)["choices"][0]["finish_reason"]
+
+    asyncio.run(run())
+    assert watched.outcomes == (["done"] if queued else ["CancelledError", "done"])
+
+
+def test_a_deadline_ends_a_picture(llm: Llama, watched: Watched) -> None:
+    with pytest.raises(DeadlineError):
+        llm.create_chat_completion(**asked(280, timeout_s=0.2))
+    assert watched.outcomes == ["CancelledError"]
+
+
+def test_cancel_ends_all_pictures(llm: Llama, watched: Watched) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(llm.create_chat_completion, **asked(280, seed)) for seed in range(2)
+        ]  # fmt: skip
+        watched.begun.wait()
+        llm.cancel()
+        for call in calls:
+            with pytest.raises(CancelledError):
+                call.result()
+    assert "done" not in watched.outcomes
+    assert llm.create_chat_completion(**asked(32))
+
+
+def test_pictures_are_kept_for_their_user_alone(llm: Llama, watched: Watched) -> None:
+    for user in ("one", "two"):
+        with ThreadPoolExecutor(8) as pool:
+            calls = [
+                pool.submit(llm.create_chat_completion, **asked(64), user=user) for _ in range(8)
+            ]  # fmt: skip
+            assert all(call.result() for call in calls)
+    assert watched.outcomes == ["done"] * 2

@@ -1,0 +1,126 @@
+"""Chats with pictures over HTTP, in each dialect."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.faces.test_pictures import file_of, opened, url_of
+from tests.media_tools import picture, plain_text, prompt_of, seeing
+from tests.server.world import Client, served
+
+N = 12
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+PIXELS = picture(40, 50)
+FILE = file_of(PIXELS)
+PARTS = prompt_of(
+    "gemma3", "<|im_start|>user\nwhat is ", PIXELS, "?<|im_end|>\n<|im_start|>assistant\n"
+)
+N_PROMPT = sum(len(p) if isinstance(p, tuple) else len(p.ids) for p in PARTS)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with served(opened("gemma3", n_parallel=2)) as one:
+        yield one
+
+
+def chat(file: bytes = FILE) -> dict[str, Any]:
+    content = [{"type": "text", "text": "what is "}, url_of(file), {"type": "text", "text": "?"}]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": N, "temperature": 0}
+
+
+def message(file: bytes = FILE) -> dict[str, Any]:
+    data = base64.b64encode(file).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    blocks = [
+        {"type": "text", "text": "what is "}, {"type": "image", "source": source},
+        {"type": "text", "text": "?"},
+    ]  # fmt: skip
+    shown = [{"role": "user", "content": blocks}]
+    return {"model": "m", "messages": shown, "max_tokens": N, "temperature": 0}
+
+
+def response(file: bytes = FILE) -> dict[str, Any]:
+    image = {"type": "input_image", "image_url": url_of(file)["image_url"]["url"]}
+    texts = [{"type": "input_text", "text": text} for text in ("what is ", "?")]
+    shown = [{"role": "user", "content": [texts[0], image, texts[1]]}]
+    return {"input": shown, "max_output_tokens": N, "temperature": 0}
+
+
+def test_the_same_text_in_each_dialect(client: Client) -> None:
+    plain = plain_text("gemma3", PARTS, N)
+    text = seeing("gemma3").vocab.detokenize(plain).decode(errors="replace")
+    answer = client.right(CHAT, {**chat(), "return_token_ids": True})
+    assert answer["choices"][0]["token_ids"] == plain
+    assert answer["usage"]["prompt_tokens"] == N_PROMPT
+    answer = client.right(MESSAGES, message())
+    assert answer["content"][0]["text"] == text
+    usage = answer["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == N_PROMPT
+    assert usage["cache_read_input_tokens"] > 16  # the picture is read once
+    answer = client.right(RESPONSES, response())
+    assert answer["output"][0]["content"][0]["text"] == text
+    assert answer["usage"]["input_tokens"] == N_PROMPT
+
+
+def test_the_published_clients(client: Client) -> None:
+    plain = plain_text("gemma3", PARTS, N)
+    text = seeing("gemma3").vocab.detokenize(plain).decode(errors="replace")
+    gpt: Any = openai.OpenAI(base_url=f"{client.url}/v1", api_key="-", max_retries=0)
+    claude: Any = anthropic.Anthropic(base_url=client.url, api_key="-", max_retries=0)
+    with gpt.chat.completions.create(model="m", stream=True, **chat()) as stream:
+        assert "".join(one.choices[0].delta.content or "" for one in stream if one.choices) == text
+    assert gpt.responses.create(model="m", **response()).output_text == text
+    asked = message()
+    greedy = {"temperature": asked.pop("temperature")}
+    with claude.messages.stream(**asked, extra_body=greedy) as stream:
+        assert stream.get_final_text() == text
+    del asked["max_tokens"]
+    assert claude.messages.count_tokens(**asked).input_tokens == N_PROMPT
+    with pytest.raises(openai.BadRequestError):
+        gpt.chat.completions.create(model="m", **chat(b"no picture"))
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.create(model="m", max_tokens=2, messages=message(b"no")["messages"])
+
+
+def test_counts(client: Client) -> None:
+    for path, body in (
+        (f"{CHAT}/input_tokens", chat()), (f"{MESSAGES}/count_tokens", message()),
+        (f"{RESPONSES}/input_tokens", response()),
+    ):  # fmt: skip
+        assert client.right(path, body)["input_tokens"] == N_PROMPT
+
+
+def test_what_the_server_says_of_itself(client: Client) -> None:
+    _, props = client.get("/props")
+    assert props["modalities"]["vision"] is True
+    _, models = client.get("/v1/models")
+    assert models["data"][0]["meta"]["modalities"]["vision"] is True
+    assert models["models"][0]["capabilities"] == ["completion", "multimodal"]
+    for more in ({}, {"reasoning_format": "auto"}):
+        prompt = client.right("/apply-template", {**chat(), **more})["prompt"]
+        assert f"what is {props['media_marker']}?" in prompt
+
+
+def test_refused_pictures(client: Client) -> None:
+    for path, make in ((CHAT, chat), (MESSAGES, message), (RESPONSES, response)):
+        for stream in (False, True):
+            status, answer = client.post(path, {**make(b"no picture"), "stream": stream})
+            assert status == 400
+            assert answer["error"]["type"] == "invalid_request_error"
+            assert ("type" in answer) == (path == MESSAGES)
+
+
+def test_a_model_that_does_not_see() -> None:
+    with served(opened("gemma3", mmproj_path=None)) as blind:
+        assert blind.get("/props")[1]["modalities"]["vision"] is False
+        for path, make in ((CHAT, chat), (MESSAGES, message), (RESPONSES, response)):
+            status, answer = blind.post(path, make())
+            assert status == 400
+            assert "mmproj" in answer["error"]["message"]
