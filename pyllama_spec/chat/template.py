@@ -135,11 +135,11 @@ def _text(content: object, i: int) -> str | None:
         if not isinstance(part, Mapping) or "type" not in part:
             raise ArgumentError(f"messages[{i}].content[{k}]", part, "a part with a type")
         if part["type"] not in ("text", "refusal"):
-            is_picture = part["type"] == "image_url"
+            medium = MEDIA.get(str(part["type"]))
             raise UnsupportedError(
-                "image input is not supported" if is_picture else "",
+                f"{medium} input is not supported" if medium else "",
                 param=f"messages[{i}].content[{k}].type", value=part["type"], expected="text alone",
-                setup="give a model that sees its `mmproj_path`" * is_picture,
+                setup="give the model its projector, as `mmproj_path`" if medium else "",
             )  # fmt: skip
         text = part.get(part["type"])
         if not isinstance(text, str):
@@ -157,6 +157,8 @@ CHATML = (
 # Asks a template whether it prints content. A private-use character: no text of people has it.
 _CANARY = "\U0010abcd"
 
+# Parts that a projector reads, in llama-server's words.
+MEDIA = {"image_url": "image", "input_audio": "audio"}
 # Any template may be asked for them; what it does not know it refuses, or leaves out by design.
 _ROLES = ("system", "user", "assistant", "tool")
 

@@ -15,7 +15,7 @@ from pyllama_spec.cli.generate import (
     colour_lines,
     end_lines,
     figure_lines,
-    picture_part,
+    part_of_file,
     print_notes,
     print_pieces,
     request_options,
@@ -31,7 +31,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _MAX_TOKENS = 1024
 _HELP = """\
 /help              this text
-/image FILE        show a picture with the next message
+/image FILE        show a picture with the next message; /audio FILE plays a sound
 /reset             begin anew; the system message stays
 /quit              leave; so does Ctrl-D, on Windows Ctrl-Z and Enter
 Ctrl-C             end the answer, or drop what is typed
@@ -58,7 +58,9 @@ def run_chat(args: argparse.Namespace) -> int:
         for one in noted:
             print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
         if llama.mmproj_path is not None:
-            print_notes([f"{llama.mmproj_path.name} reads pictures: /image FILE"])
+            able = zip(("/image FILE", "/audio FILE"), llama.modalities.values(), strict=True)
+            commands = ", ".join(command for command, can in able if can)
+            print_notes([f"projector {llama.mmproj_path.name}: {commands}"])
         is_typed = sys.stdin.isatty() and sys.stdout.isatty()
         if is_typed:
             print(dim("/help says what can be done, /quit leaves", sys.stdout))
@@ -98,7 +100,7 @@ class _Chat:
             self._head.append({"role": "system", "content": args.system})
         self._has_figures, self._is_first = not args.quiet, True
         self._turns: list[dict[str, Any]] = []
-        self._pictures: list[dict[str, Any]] = []  # of the next message
+        self._media: list[dict[str, Any]] = []  # of the next message
 
     def take(self, text: str) -> bool:
         """Answers a message, or executes a command; returns False to quit."""
@@ -107,10 +109,10 @@ class _Chat:
             return False
         if name == "/help":
             print(_HELP)
-        elif name == "/image":
-            self._show(given.strip().strip("'\""))
+        elif name in ("/image", "/audio"):
+            self._take_file(Path(given.strip().strip("'\"")).expanduser(), name[1:])
         elif name == "/reset":
-            self._turns, self._pictures = [], []
+            self._turns, self._media = [], []
             print("A new conversation.")
         elif name.startswith("/") and name[1:].isalpha() and "\n" not in text:
             print(f"There is no {name}; /help lists the commands.")
@@ -118,16 +120,16 @@ class _Chat:
             self._answer(text)
         return True
 
-    def _show(self, path: str) -> None:
+    def _take_file(self, path: Path, kind: str) -> None:
         try:
-            self._pictures.append(picture_part(Path(path).expanduser()))
+            self._media.append(part_of_file(path, kind))
         except PyllamaSpecError as error:
             print(error, file=sys.stderr)
 
     def _answer(self, text: str) -> None:
-        parts = [*self._pictures, {"type": "text", "text": text}]
-        self._turns.append({"role": "user", "content": parts if self._pictures else text})
-        self._pictures = []
+        parts = [*self._media, {"type": "text", "text": text}]
+        self._turns.append({"role": "user", "content": parts if self._media else text})
+        self._media = []
         generation = None
         try:
             generation = self._llama.generate_chat_steps(

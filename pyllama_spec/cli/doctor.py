@@ -63,7 +63,7 @@ _N_TOKENS, _N_PASSES = 64, 3
 _PAYS = 1.03
 # The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
-_PICTURE = (1024, 768)
+_PICTURE, _SOUND_S = (1024, 768), 10
 _OF_PLACES = [
     one.name for one in options_of(OpenOptions).values() if one.group in ("target", "layers")
 ]
@@ -105,9 +105,11 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if "verify_cost" in result:
         _print_costs(result["verify_cost"], result["own_share"], args.max_rows)
     if eyes := result.get("projector"):
-        _field("projector", f"{eyes['path']}: {eyes['size_bytes'] / 1e6:.1f} MB of weights; a "
-               f"picture of {eyes['picture']} takes {eyes['n_tokens']} tokens and "
-               f"{eyes['picture_s']:.2f} s")  # fmt: skip
+        _field(
+            "projector",
+            f"{eyes['path']}: {eyes['size_bytes'] / 1e6:.1f} MB of weights; a "
+            f"{eyes['read']} takes {eyes['n_tokens']} tokens and {eyes['read_s']:.2f} s",
+        )
     if "draft" in result:
         _print_draft(result["draft"], result["model"]["n_vocab"])
     return 0
@@ -140,7 +142,7 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
         if not args.json:
             _print_model(result["model"])
         if opening.mmproj_path is not None:
-            bar = ProgressBar("reading a picture")
+            bar = ProgressBar("trying the projector")
             bar.draw(0.0)
             result["projector"] = measure_projector(model, opening)
             bar.clear()
@@ -250,21 +252,24 @@ def measure_verify_cost(
 
 
 def measure_projector(model: Model, opening: OpenOptions) -> dict[str, Any] | None:
-    """What a projector costs: its bytes, and the tokens and seconds of a picture."""
+    """What a projector costs: its bytes, and the tokens and seconds of a picture or a sound."""
     path = opening.mmproj_path
     eyes = None if path is None else Eyes.open(
         model, path, n_threads=opening.n_threads, **opening.arguments("projector")
     )  # fmt: skip
     if eyes is None:
         return None
-    width, height = _PICTURE
+    projector, (width, height) = eyes.projector, _PICTURE
     try:
         begun = perf_counter()
-        parts = eyes.projector.image(np.full((height, width, 3), 127, np.uint8))
+        if projector.sees:
+            parts = projector.image(np.full((height, width, 3), 127, np.uint8))
+        else:
+            parts = projector.audio(np.zeros(_SOUND_S * projector.sample_rate, np.float32))
         return {
-            "path": str(eyes.projector.path), "size_bytes": eyes.projector.memory_bytes,
-            "picture": f"{width}x{height}", "n_tokens": len(joined(parts)[0]),
-            "picture_s": perf_counter() - begun,
+            "path": str(projector.path), "size_bytes": projector.memory_bytes,
+            "read": f"picture of {width}x{height}" if projector.sees else f"sound of {_SOUND_S} s",
+            "n_tokens": len(joined(parts)[0]), "read_s": perf_counter() - begun,
         }  # fmt: skip
     finally:
         eyes.close()

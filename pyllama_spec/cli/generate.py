@@ -49,6 +49,8 @@ def add_generate(commands: _Commands) -> None:
     parser.add_argument("--system", default=None, help="a system message, with --chat")
     parser.add_argument("--image", type=Path, action="append", default=[], metavar="F",
         help="a picture before the prompt, with --chat; may be repeated")  # fmt: skip
+    parser.add_argument("--audio", type=Path, action="append", default=[], metavar="F",
+        help="a sound before the prompt, likewise")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_generate)
 
@@ -67,17 +69,19 @@ def _prompt(args: argparse.Namespace) -> str:
     return read_text(args.file, "the prompt")
 
 
-def picture_part(path: Path) -> dict[str, Any]:
-    """A picture's file as a part of a message."""
+def part_of_file(path: Path, name: str) -> dict[str, Any]:
+    """A file, of the option "image" or "audio", as a part of a message."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ArgumentError(
-            "image", os.fspath(path), problem=f"cannot be read: {error.strerror or error}"
+            name, os.fspath(path), problem=f"cannot be read: {error.strerror or error}"
         ) from None
-    url = "data:image/any;base64," + base64.b64encode(content).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
+    data = base64.b64encode(content).decode()
+    if name == "audio":
+        return {"type": "input_audio", "input_audio": {"data": data}}
+    return {"type": "image_url", "image_url": {"url": f"data:image/any;base64,{data}"}}
 
 
 def _read_stdin() -> str:
@@ -96,15 +100,16 @@ def run_generate(args: argparse.Namespace) -> int:
     """Generates once and prints the text and its figures, or one JSON object."""
     if args.system is not None and not args.chat:
         raise ArgumentError("system", problem="is a part of a chat", remedy="add --chat")
-    if args.image and not args.chat:
-        raise ArgumentError("image", problem="is a part of a chat", remedy="add --chat")
+    for name in ("image", "audio"):
+        if getattr(args, name) and not args.chat:
+            raise ArgumentError(name, problem="is a part of a chat", remedy="add --chat")
     prompt = _prompt(args)
-    pictures = [picture_part(path) for path in args.image]
-    if not pictures:
+    media = [part_of_file(path, kind) for kind in ("image", "audio") for path in vars(args)[kind]]
+    if not media:
         args.mmproj_path = None  # it would be loaded for nothing
     with open_llama(args) as llama:
         if args.chat:
-            content = [*pictures, {"type": "text", "text": prompt}] if pictures else prompt
+            content = [*media, {"type": "text", "text": prompt}] if media else prompt
             messages: _Messages = [{"role": "user", "content": content}]
             if args.system is not None:
                 messages.insert(0, {"role": "system", "content": args.system})

@@ -568,6 +568,15 @@ class Llama(Closeable):
         """The maximum number of requests computed together."""
         return self._runtime.context.n_seq_max
 
+    @property
+    def modalities(self) -> dict[str, bool]:
+        """What chats may have beside texts, by llama-server's names: "vision", "audio"."""
+        eyes = None if self._eyes is None else self._eyes.projector
+        return {
+            "vision": eyes is not None and eyes.sees,
+            "audio": eyes is not None and eyes.sample_rate > 0,
+        }
+
     # ---- how it was opened
 
     @property

@@ -376,7 +376,7 @@ class Models:
             self._released(one)
             log.info(
                 "%s was loaded in %.1f s and takes %d MiB%s", one.name, monotonic() - begin,
-                one.n_bytes // _MIB, f"; {eyes.name} reads pictures" if eyes else "",
+                one.n_bytes // _MIB, f", projector {eyes.name}" if eyes else "",
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
             self._note_failure(one, error)

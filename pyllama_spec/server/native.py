@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pyllama_spec.chat.template import template_variables
+from pyllama_spec.chat.template import MEDIA, template_variables
 from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
@@ -41,7 +41,7 @@ from pyllama_spec.server.shapes import (
 
 # The default of llama-server's texts: up to the context's end.
 _NO_LIMIT = -1
-# Where pictures are in a prompt that is shown as text; llama-server's variable sets it.
+# Where pictures and sounds are in a prompt that is shown as text; llama-server's variable sets it.
 MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
 # Of a request what its answer does not repeat.
 _NO_SETTINGS = ("prompt", "input_prefix", "input_suffix", "input_extra", "user")
@@ -215,13 +215,13 @@ def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
 
 
 def _marked(message: Json) -> Json:
-    """A message with the marker in the place of each picture."""
+    """A message with the marker in the place of each picture or sound."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
     marker = {"type": "text", "text": MEDIA_MARKER}
-    is_picture = [isinstance(part, dict) and part.get("type") == "image_url" for part in content]
-    parts = [marker if it_is else part for part, it_is in zip(content, is_picture, strict=True)]
+    is_medium = [isinstance(part, dict) and part.get("type") in MEDIA for part in content]
+    parts = [marker if it_is else part for part, it_is in zip(content, is_medium, strict=True)]
     return {**message, "content": parts}
 
 
@@ -276,7 +276,7 @@ def _props(service: Service) -> dict[str, Any]:
             "type": llm.model.metadata.get("general.name"),
         },
         "build_info": _build_info(),
-        "modalities": service.modalities,
+        "modalities": llm.modalities,
         "media_marker": MEDIA_MARKER,
         "bos_token": _token(llm, vocab.bos),
         "eos_token": _token(llm, vocab.eos),

@@ -53,7 +53,7 @@ async def model(exchange: Exchange, _: None) -> Any:
 
 def _capable(one: ServedModel) -> dict[str, Any]:
     """A model in llama-server's form."""
-    more = one.service is not None and any(one.service.modalities.values())
+    more = one.service is not None and any(one.service.llm.modalities.values())
     can = ["completion", *["multimodal"] * more]
     return {"name": one.name, "model": one.name, "type": "model", "capabilities": can}
 
@@ -79,7 +79,7 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
     shown["meta"] = {
         "n_vocab": info.n_vocab, "n_embd": info.n_embd, "n_ctx_train": info.n_ctx_train,
         "draft": service.draft_name, "memory_bytes": one.n_bytes,
-        "modalities": service.modalities,
+        "modalities": service.llm.modalities,
     }  # fmt: skip
     return shown
 

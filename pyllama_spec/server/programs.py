@@ -281,7 +281,7 @@ def serve_plan(meant: Plan, say: Callable[[str], None]) -> tuple[int, int]:
         with suppress(UnsupportedError):  # of a model that only embeds
             more = f", {plural(llm.n_parallel, 'request')} at once, draft {llm.drafter_name}"
         if llm.mmproj_path is not None:
-            more += f", pictures by {llm.mmproj_path.name}"
+            more += f", projector {llm.mmproj_path.name}"
         name = Path(meant.keywords["model_path"]).name
         return serve(
             llm, meant.settings, meant.listening,

@@ -169,11 +169,6 @@ class Service:
             return None
         return None if name == "none" else name
 
-    @property
-    def modalities(self) -> dict[str, bool]:
-        """What chats may have beside texts."""
-        return {"vision": self.llm.mmproj_path is not None, "audio": False}
-
     @cached_property
     def thoughts(self) -> Thoughts:
         """The template's support of thoughts; slow the first time."""

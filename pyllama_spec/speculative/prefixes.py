@@ -1,9 +1,12 @@
 """Finds a prompt's prefix in its own sequence, in another one, or in the store.
 
-A request begins where most of its prompt is held already. What another sequence holds is copied;
-what the store holds is restored; what only the request's own sequence held goes to
-the store first. While a running request computes the same beginning, the later one waits and
-copies it: the same tokens are computed once.
+    the prompt of a request     [ system | question B ]
+    held by its own sequence    [ system | question A | answer A ]    cut behind `system`
+       by another sequence      [ system | question B | answer B ]    copied, and cut
+       by the store             [ system | question B ]               restored
+    read just now by another    [ system | quest...                   waited for, and copied
+
+The longest one is taken. What only its own sequence held goes to the store before.
 """
 
 from __future__ import annotations
@@ -166,9 +169,9 @@ class HeldSequences:
     ) -> None:
         self._target, self._rollback, self._drafter = target, rollback, drafter
         self.store = None if store_bytes is None else PrefixStore(store_bytes)
-        # The last request that began on each sequence, or an empty one where a copy was put back.
+        # The last request that began on each sequence, in the order in which they began, or an
+        # empty one where a copy was put back.
         self._runs: dict[int, SequenceRun] = {}
-        self._n_begun = 0
         # Whether any run may be waiting.
         self.has_waiting = False
 
@@ -192,8 +195,7 @@ class HeldSequences:
             self.shelve(state)
             self._empty(state)
         state.adapters = run.adapters
-        self._n_begun += 1
-        run.n_begun = self._n_begun
+        self._runs.pop(state.seq_id, None)
         self._runs[state.seq_id] = run
 
     def _key(self, adapters: Adapters) -> AdaptersKey:
@@ -357,8 +359,10 @@ class HeldSequences:
     ) -> None:
         """Makes a run wait for an older one that will read a longer prefix of its prompt."""
         n_best, run.waits_for = n_held + MIN_TOKENS - 1, None
+        begun = list(self._runs.values())
+        older = begun[: begun.index(run)]
         for other in self._others(run.state, run.adapters_key):
-            if other.n_begun > run.n_begun or not (self._can_copy and other.is_reading):
+            if other not in older or not (self._can_copy and other.is_reading):
                 continue
             if beside is None or any(one is other for one in beside):
                 n = n_common(other.prompt, wanted)

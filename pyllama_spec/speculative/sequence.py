@@ -104,17 +104,18 @@ class SequenceRun:
     # The maximum number of prompt tokens to reuse, from this sequence alone; None for as many as
     # any sequence holds.
     max_held: int | None = None
+    # The rows of images in the prompt, whose ids are below 0.
+    media: Sequence[PlacedRows] = ()
+    # ---- what HeldSequences finds of its prefix
     # Numbers of prompt tokens after which a part ends when the prompt is read, since other prompts
     # continue differently there.
     borders: set[int] = field(default_factory=set)
-    # The rows of images in the prompt, whose ids are below 0.
-    media: Sequence[PlacedRows] = ()
     adapters_key: AdaptersKey = ()  # of the adapters that it is computed with
-    n_begun: int = 0  # the number of requests that began before it
     # The request that reads a prefix of its prompt, which it copies then; else None.
     waits_for: SequenceRun | None = None
     # The number of prompt tokens that were not read, since they were held already.
     n_cached: int = 0
+    # ---- how far it is
     n_generated: int = 0  # the number of generated tokens
     # The number of rounds, since a part of its prompt was read, in which other prompts were read.
     n_passed: int = 0

@@ -1,9 +1,11 @@
 // Matrix products of the engine's CPU backend against sums in double precision, over the numbers that both
-// sides are packed to. Prints the largest difference of each product over the products' size.
+// sides are packed to. Prints the largest difference of each product over the products' size. An argument is the number of
+// rows of the widest batches.
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "kernels/blocks.h"
 #include "kernels/rows.h"
 #include "numbers.h"
 
@@ -11,6 +13,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -23,6 +27,17 @@ struct Case {
     int64_t   n_matrices = 1;  // of weights
     int64_t   n_shared   = 1;  // matrices of rows that use the same weights, as heads of queries do
 };
+
+// Random weights as in a file, made once: packing takes longer than multiplying.
+const std::vector<char> & packed_weights(ggml_type type, int64_t n_k, int64_t n_out) {
+    static std::map<std::tuple<ggml_type, int64_t, int64_t>, std::vector<char>> kept;
+    std::vector<char> & packed = kept[{ type, n_k, n_out }];
+    if (packed.empty()) {
+        packed.resize(ggml_row_size(type, n_k) * n_out);
+        ggml_quantize_chunk(type, draw(n_k * n_out, 1).data(), packed.data(), 0, n_out, n_k, nullptr);
+    }
+    return packed;
+}
 
 // Whether weights that were set, also in two pieces, are read back as they were.
 bool is_read_back(ggml_tensor * w, const std::vector<char> & packed) {
@@ -37,7 +52,8 @@ bool is_read_back(ggml_tensor * w, const std::vector<char> & packed) {
 
 double relative_error(const Case & c, std::vector<float> * results = nullptr, bool has_reference = true) {
     const int64_t all_out = c.n_out * c.n_matrices, all_rows = c.n_rows * c.n_matrices * c.n_shared;
-    const std::vector<float> weights = draw(all_out * c.n_k, 1), rows = draw(all_rows * c.n_k, 2);
+    const std::vector<char> & packed_w = packed_weights(c.type, c.n_k, all_out);
+    const std::vector<float> rows = draw(all_rows * c.n_k, 2);
     const ggml_init_params sizes = { size_t(1) << 20, nullptr, true };
     ggml_context * for_weights = ggml_init(sizes);
     ggml_context * for_rest    = ggml_init(sizes);
@@ -47,8 +63,6 @@ double relative_error(const Case & c, std::vector<float> * results = nullptr, bo
     const auto place = c.is_repacked ? pyllama_spec_repacked_buffer_type() : ggml_backend_cpu_buffer_type();
     ggml_backend_buffer_t a = ggml_backend_alloc_ctx_tensors_from_buft(for_weights, place);
     ggml_backend_buffer_t b = ggml_backend_alloc_ctx_tensors_from_buft(for_rest, ggml_backend_cpu_buffer_type());
-    std::vector<char> packed_w(ggml_row_size(c.type, c.n_k) * all_out);
-    ggml_quantize_chunk(c.type, weights.data(), packed_w.data(), 0, all_out, c.n_k, nullptr);
     ggml_backend_tensor_set(w, packed_w.data(), 0, packed_w.size());
     if (c.is_repacked && !is_read_back(w, packed_w)) {
         std::exit(4);
@@ -66,9 +80,17 @@ double relative_error(const Case & c, std::vector<float> * results = nullptr, bo
     if (results) {
         *results = got;
     }
+    ggml_backend_free(cpu);
+    ggml_backend_buffer_free(a);
+    ggml_backend_buffer_free(b);
+    ggml_free(for_weights);
+    ggml_free(for_rest);
+    if (!has_reference) {
+        return 0;
+    }
 
     const ggml_type row_type = ggml_get_type_traits_cpu(c.type)->vec_dot_type;
-    std::vector<float> w_back(weights.size()), x_back(rows.size());
+    std::vector<float> w_back(c.n_k * all_out), x_back(rows.size());
     std::vector<char>  packed_x(ggml_row_size(row_type, c.n_k) * all_rows);
     ggml_get_type_traits(c.type)->to_float(packed_w.data(), w_back.data(), w_back.size());
     for (int64_t i = 0; i < all_rows; ++i) {
@@ -79,7 +101,7 @@ double relative_error(const Case & c, std::vector<float> * results = nullptr, bo
         unpack_row(row_type, packed_x.data() + i * ggml_row_size(row_type, c.n_k), x_back.data() + i * c.n_k, c.n_k);
     }
     double worst = 0, squares = 0;
-    for (int64_t i = 0; has_reference && i < all_rows; ++i) {
+    for (int64_t i = 0; i < all_rows; ++i) {
         const float * matrix = w_back.data() + i / (c.n_rows * c.n_shared) * c.n_out * c.n_k;
         for (int64_t j = 0; j < c.n_out; ++j) {
             double sum = 0;
@@ -90,27 +112,22 @@ double relative_error(const Case & c, std::vector<float> * results = nullptr, bo
             squares += sum * sum;
         }
     }
-    ggml_backend_free(cpu);
-    ggml_backend_buffer_free(a);
-    ggml_backend_buffer_free(b);
-    ggml_free(for_weights);
-    ggml_free(for_rest);
-    return has_reference ? worst / std::sqrt(squares / (all_rows * c.n_out)) : 0;
+    return worst / std::sqrt(squares / (all_rows * c.n_out));
 }
 
 // Weights repacked by our buffer type: right, and each row of any batch to the bit as in the widest one.
-void print_rows(ggml_type type) {
+void print_rows(ggml_type type, int n_widest) {
     const bool is_super = ggml_blck_size(type) == 256;
     // One panel and several, of equal length and not; one part of 64 weight rows and several, whole and not; a last group
     // that its rows do not fill.
     for (int64_t n_k : is_super ? std::vector<int64_t>{ 256, 1536, 2816 } : std::vector<int64_t>{ 32, 96, 896, 2720 }) {
         for (int64_t n_out : { 16, 37, 208 }) {
             std::vector<float> widest;
-            for (int64_t n_rows : { 512, 40, 32, 23, 16, 13, 9, 8, 7, 6, 5, 4, 3, 2, 1 }) {
+            for (int n_rows : { n_widest, 40, 32, 23, 16, 13, 9, 8, 7, 6, 5, 4, 3, 2, 1 }) {
                 const Case c = { type, true, n_rows, n_k, n_out, 1 + int(n_out > 16) };
                 std::vector<float> results;
-                const double error = relative_error(c, &results, n_rows == 512);
-                if (n_rows == 512) {
+                const double error = relative_error(c, &results, n_rows == n_widest);
+                if (n_rows == n_widest) {
                     widest = results;
                 }
                 const bool is_equal = std::memcmp(results.data(), widest.data(), results.size() * sizeof(float)) == 0;
@@ -143,9 +160,8 @@ void print_experts(ggml_type type) {
     }
     ggml_backend_buffer_t a = ggml_backend_alloc_ctx_tensors_from_buft(for_weights, pyllama_spec_repacked_buffer_type());
     ggml_backend_buffer_t b = ggml_backend_alloc_ctx_tensors_from_buft(for_rest, ggml_backend_cpu_buffer_type());
-    const std::vector<float> weights = draw(N_K * N_OUT * N_EXPERTS, 1), rows = draw(N_K * N_TOKENS, 2);
-    std::vector<char> packed(ggml_row_size(type, N_K) * N_OUT * N_EXPERTS);
-    ggml_quantize_chunk(type, weights.data(), packed.data(), 0, N_OUT * N_EXPERTS, N_K, nullptr);
+    const std::vector<char> & packed = packed_weights(type, N_K, N_OUT * N_EXPERTS);
+    const std::vector<float> rows = draw(N_K * N_TOKENS, 2);
     const size_t n_one = packed.size() / N_EXPERTS;
     for (int i = 0; i < N_EXPERTS; ++i) {
         ggml_backend_tensor_set(ones[i], packed.data() + i * n_one, 0, n_one);
@@ -188,26 +204,31 @@ void print_experts(ggml_type type) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char ** argv) {
     ggml_cpu_init();
+    const int n_widest = argc > 1 ? std::atoi(argv[1]) : 512;
     if (pyllama_spec_repacked_buffer_type()) {
         for (ggml_type type : { GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL,
                  GGML_TYPE_MXFP4, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K, GGML_TYPE_Q4_K, GGML_TYPE_Q3_K, GGML_TYPE_Q2_K, GGML_TYPE_IQ4_XS }) {
-            print_rows(type);
+            print_rows(type, n_widest);
             print_experts(type);
         }
     }
     for (ggml_type type : { GGML_TYPE_BF16, GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0,
              GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K,
              GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS }) {
+        // Kernels of the engine's own round the sums of Q8_1's blocks to halves.
+        const bool is_halved = ggml_get_type_traits_cpu(type)->vec_dot_type == GGML_TYPE_Q8_1;
+        if (is_halved && !pyllama_spec::kernel_of(type)) {
+            continue;
+        }
         // 1 to 8 rows are one tile, of floats 1 to 6; 13 and 32 are several; 40 are not few. 32 and 96 do not fit a
         // pair of blocks.
         const bool is_super = ggml_blck_size(type) == 256;
         for (int64_t n_rows : { 1, 2, 3, 4, 5, 6, 7, 8, 13, 32, 40 }) {
             for (int64_t n_k : is_super ? std::vector<int64_t>{ 256, 1536 } : std::vector<int64_t>{ 32, 64, 96, 576 }) {
                 for (int64_t n_out : { 8, 24, 200 }) {
-                    // The engine's own of wide batches rounds the sums of Q8_1's blocks to halves.
-                    if (n_rows > 32 && ggml_get_type_traits_cpu(type)->vec_dot_type == GGML_TYPE_Q8_1) {
+                    if (n_rows > 32 && is_halved) {
                         continue;
                     }
                     const Case c = { type, false, n_rows, n_k, n_out, 1 + int(n_out > 8) };

@@ -48,7 +48,7 @@ def prepare(folder: Path, wheel: Path) -> None:
     """Installs the packages and the wheel, and begins a Windows 10."""
     packages = folder / "python" / "Lib" / "site-packages"
     if not (packages / "pytest").exists():
-        subprocess.run([*_PIP, "--target", packages, "--group", "windows"], cwd=_ROOT, check=True)
+        subprocess.run([*_PIP, "--target", packages, "--group", "emulated"], cwd=_ROOT, check=True)
         add_libraries(packages, folder / "python")
     subprocess.run([*_PIP, "--no-deps", "--target", packages, wheel], check=True)
     for name in ("models", "checkout"):
