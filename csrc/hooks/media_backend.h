@@ -1,10 +1,14 @@
-// A call site that vendor/patches/ adds to the engine's library for images and sounds, and what it passes on.
+// Call sites that vendor/patches/ adds to the engine's library for images and sounds, and what they pass on.
 #pragma once
 
 struct ggml_backend;
+struct ggml_cgraph;
 
 // Called for each CPU backend that a projector makes: lets the caller cancel what it computes.
 void llama_spec_on_media_backend(ggml_backend * backend);
+// Called before a graph is computed, with its inputs set: throws where it reads a row that a tensor does not have. The operation
+// asserts it on its own thread, where nobody can catch it.
+void llama_spec_before_media(ggml_cgraph * graph);
 
 namespace llama_spec {
 

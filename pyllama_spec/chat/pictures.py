@@ -61,6 +61,18 @@ def take_pictures(messages: object, reader: MediaReader) -> tuple[Any, dict[str,
     return (out, pictures) if pictures else (messages, {})
 
 
+def has_media(messages: object) -> bool:
+    """Whether a chat has pictures or sounds."""
+    if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
+        return False
+    contents = [m["content"] for m in messages if isinstance(m.get("content"), (list, tuple))]
+    return any(
+        isinstance(part, dict) and part.get("type") in _URL_OF
+        for parts in contents
+        for part in parts
+    )
+
+
 def _url_of(part: Mapping[str, Any], param: str) -> str:
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, Mapping) else url

@@ -46,12 +46,9 @@ _SIDES = ("patch_size", "image_size", "preproc_image_size", "num_mel_bins", "spa
 _REFUSED = (b"hunyuanvl", b"deepseek4v", b"gemma3nv")
 # Tensors that the engine reads without a look at whether the file has them, by projector_type.
 _NEEDED = {
-    b"mlp": ("mm.2.bias",),
-    b"qwen2vl_merger": ("v.patch_embd.weight.1",),
-    b"qwen2.5vl_merger": ("v.patch_embd.weight.1",),
-    b"qwen3vl_merger": ("v.patch_embd.weight.1", "v.position_embd.weight"),
-    b"phi4": ("v.position_embd.weight",),
-    b"lfm2": ("v.position_embd.weight",),
+    b"mlp": ("mm.2.weight",),
+    b"gemma4v": ("v.position_embd.weight",),
+    b"gemma4uv": ("v.position_embd.weight",),
 }
 # Encoders of sounds like Whisper's: the engine looks at their first layer, and at places.
 _WHISPERS = (
@@ -63,8 +60,6 @@ _WHISPERS = (
     b"meralion",
     b"musicflamingo",
 )
-# These have other first tensors.
-_WITHOUT_PATCHES = (b"yasa2", b"deepseekocr", b"deepseekocr2")
 # The engine merges 2 x 2 patches of these, whatever the file says, and writes as many positions.
 _MERGES_BY_TWO = (b"qwen2vl_merger", b"qwen2.5vl_merger", b"qwen3vl_merger")
 
@@ -341,10 +336,7 @@ def _check_tensors(file: GgufFile, kind: bytes, *, is_vision: bool) -> None:
         raise ModelLoadError(
             f"{file.path} is damaged: it merges {merge.value!r:.60} patches, not 2"
         )
-    sees = file.keys.get("clip.has_vision_encoder")
     needed = _NEEDED.get(kind, ())
-    if is_vision and sees is not None and sees.value and kind not in _WITHOUT_PATCHES:
-        needed = ("v.patch_embd.weight", *needed)
     if kind in _WHISPERS and (not is_vision or kind != b"qwen2.5o"):
         n_layer = file.keys.get("clip.audio.block_count", GgufKey(0, None, 0)).value
         needed = ("a.position_embd.weight", f"a.blk.{n_layer - 1:.0f}.ln1.weight")

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.chat.media_urls import MediaReader
-from pyllama_spec.chat.pictures import Picture, take_pictures
+from pyllama_spec.chat.pictures import Picture, has_media, take_pictures
 from pyllama_spec.chat.template import (
     ChatTemplate,
     Message,
@@ -240,9 +240,12 @@ def _signature(keywords: Any, order: Sequence[str]) -> inspect.Signature:
     return inspect.Signature(found)
 
 
-@lru_cache(maxsize=1)
-def _executor(pid: int) -> ThreadPoolExecutor:
-    """The executor of a process: a forked child has none of its parent's threads."""
+@lru_cache(maxsize=2)
+def _executor(pid: int, reads_media: bool) -> ThreadPoolExecutor:
+    """An executor of a process: a forked child has none of its parent's threads.
+
+    Pictures wait for hosts and for each other, and no text waits for them.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     return ThreadPoolExecutor(_N_THREADS, THREADS)
@@ -263,7 +266,8 @@ async def answered(
     asking, context = Asking(), copy_context()
     context.run(ASKING.set, asking)
     in_context = partial(context.run, call)
-    made = asyncio.get_running_loop().run_in_executor(_executor(os.getpid()), in_context)
+    executor = _executor(os.getpid(), has_media(args[0] if args else keywords.get("messages")))
+    made = asyncio.get_running_loop().run_in_executor(executor, in_context)
     timeout_s = keywords.get("timeout_s")
     limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
     try:

@@ -23,6 +23,7 @@ from pyllama_spec.engine.media_ids import (
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
+    EngineError,
     ModelLoadError,
     PyllamaSpecError,
     UnsupportedError,
@@ -199,8 +200,9 @@ def test_a_damaged_projector_is_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         keys: dict[str, Any] = {key: value}
         build_projector(path, family=kind, n_embd=seeing(kind).info.n_embd, **keys)
-        with pytest.raises((ModelLoadError, UnsupportedError)):
-            Projector(seeing(kind), path)
+        errors = (ModelLoadError, UnsupportedError, EngineError)
+        with pytest.raises(errors), Projector(seeing(kind), path) as eyes:
+            eyes.image(picture(32, 32))
     whole = model_path("projector", family="gemma3").read_bytes()
     for n in (len(whole) - 64, len(whole) // 2, 100, 0):
         path.write_bytes(whole[:n])

@@ -6,8 +6,10 @@ stands for what only this machine reaches: no request may arrive there.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
+import io
 import itertools
 import os
 import socket
@@ -21,11 +23,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from pyllama_spec import Llama
 from pyllama_spec.chat import media_urls
 from pyllama_spec.chat.media_urls import MediaReader, check_hosts, is_public
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.llama.eyes import Eyes
+from tests.media_tools import picture, projector, seeing
 
 CONTENT = b"a picture"
 PUBLIC = "93.184.215.14"
@@ -196,6 +203,12 @@ def test_what_is_allowed(servers: tuple[Server, Server], folder: Path) -> None:
     assert "OK.TEST/a?b=//c" in servers[0].asked and "ok.test:8443/a" in servers[0].asked
 
 
+def data_url(pixels: np.ndarray) -> str:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
 def refused(reader: MediaReader, url: str) -> None:
     with pytest.raises((ArgumentError, UnsupportedError)) as caught:
         reader.read(url, "image")
@@ -274,3 +287,30 @@ def test_the_certificate_is_that_of_the_name(
 def test_a_list_of_hosts_is_checked(hosts: Any) -> None:
     with pytest.raises(ArgumentError):
         check_hosts(hosts, "media_hosts")
+
+
+def test_a_text_does_not_wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_read, prompt = threading.Event(), Eyes.prompt
+
+    def slow(self: Eyes, *args: Any, **options: Any) -> Any:
+        assert may_read.wait(60)
+        return prompt(self, *args, **options)
+
+    async def asked() -> None:
+        content = [{"type": "image_url", "image_url": {"url": data_url(picture(8, 8))}}]
+        chats = [
+            asyncio.ensure_future(
+                llm.acreate_chat_completion([{"role": "user", "content": content}], max_tokens=1)
+            )
+            for _ in range(12)
+        ]
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(llm.acreate_completion("a", max_tokens=1), 30)
+        assert not any(chat.done() for chat in chats)
+        may_read.set()
+        await asyncio.gather(*chats)
+
+    monkeypatch.setattr(Eyes, "prompt", slow)
+    path = projector("gemma3").path
+    with Llama(seeing("gemma3").path, mmproj_path=path, n_ctx=256, n_parallel=2) as llm:
+        asyncio.run(asked())
