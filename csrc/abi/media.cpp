@@ -174,7 +174,9 @@ int32_t llama_spec_projector_rate(llama_spec_projector * projector) {
 }
 
 int64_t llama_spec_sound(const uint8_t * data, uint64_t n_bytes, int32_t rate, float * out, int64_t n_max) {
-    return decode_sound(data, (size_t) n_bytes, rate, out, n_max);
+    int64_t n = -1;
+    guarded([&] { n = decode_sound(data, (size_t) n_bytes, rate, out, n_max); });
+    return n;
 }
 
 int llama_spec_media_sound(llama_spec_projector * projector, const float * samples, int32_t n, llama_spec_media ** out) {

@@ -1,5 +1,22 @@
+#ifdef PYLLAMA_SPEC_MEDIA
+
 #include "abi/sound.h"
 
+#include <stdexcept>
+
+namespace {
+
+[[noreturn]] void broken() {
+    throw std::runtime_error("a decoder of sounds has failed");
+}
+
+} // namespace
+
+// An assertion that a file brings to fail must not end the process.
+#define MA_ASSERT(condition) ((condition) ? (void) 0 : broken())
+#define MA_DR_WAV_ASSERT(condition)  MA_ASSERT(condition)
+#define MA_DR_FLAC_ASSERT(condition) MA_ASSERT(condition)
+#define MA_DR_MP3_ASSERT(condition)  MA_ASSERT(condition)
 #define MINIAUDIO_IMPLEMENTATION
 #define MA_API static
 #define MA_NO_DEVICE_IO
@@ -51,3 +68,5 @@ int64_t decode_sound(const uint8_t * data, size_t n_bytes, int32_t rate, float *
 }
 
 } // namespace llama_spec
+
+#endif
