@@ -95,7 +95,7 @@ def _read(
             read.append((tuple(prompt.tokens(model.vocab, template, most)), ()))
         else:
             rendered = template.render(messages, tools=prompt.tools or None)
-            read.append(eyes.prompt(rendered, pictures))
+            read.append(eyes.prompt(rendered, pictures, most, user=""))
     if eyes is not None:
         eyes.close()
     return read
