@@ -292,10 +292,10 @@ void llama_spec_projector_cancel(llama_spec_projector * projector, bool value);
 /* Scales and cuts an image, rgb: [height, width, 3]. Computes no rows yet. It keeps the projector alive. */
 int  llama_spec_media_image(llama_spec_projector * projector, const uint8_t * rgb, int32_t width, int32_t height,
                             llama_spec_media ** out);
-/* Whether it takes images; the samples of a second of a sound, 0 if it takes none. */
-bool    llama_spec_projector_sees(llama_spec_projector * projector);
-int32_t llama_spec_projector_rate(llama_spec_projector * projector);
-/* See csrc/abi/sound.h. */
+/* The samples of a second of a sound, 0 if it takes none; and whether it takes images. */
+int32_t llama_spec_projector_rate(llama_spec_projector * projector, bool * sees);
+/* Decodes a WAV, FLAC or MP3 file to one channel at a rate. Returns the number of samples, at most n_max; -1 if it cannot
+ * be read, -2 if it has more, or is too costly to decode. */
 int64_t llama_spec_sound(const uint8_t * data, uint64_t n_bytes, int32_t rate, float * out, int64_t n_max);
 /* The same of a sound, samples: [n], one channel. */
 int  llama_spec_media_sound(llama_spec_projector * projector, const float * samples, int32_t n, llama_spec_media ** out);

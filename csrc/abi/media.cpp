@@ -3,7 +3,6 @@
 
 #ifdef PYLLAMA_SPEC_MEDIA
 
-#include "abi/sound.h"
 #include "checks/gguf_check.h"
 #include "hooks/media_backend.h"
 
@@ -165,16 +164,9 @@ int llama_spec_media_image(llama_spec_projector * projector, const uint8_t * rgb
     });
 }
 
-bool llama_spec_projector_sees(llama_spec_projector * projector) {
-    return mtmd_support_vision(projector->state->ctx);
-}
-
-int32_t llama_spec_projector_rate(llama_spec_projector * projector) {
+int32_t llama_spec_projector_rate(llama_spec_projector * projector, bool * sees) {
+    *sees = mtmd_support_vision(projector->state->ctx);
     return std::max(mtmd_get_audio_sample_rate(projector->state->ctx), 0);
-}
-
-int64_t llama_spec_sound(const uint8_t * data, uint64_t n_bytes, int32_t rate, float * out, int64_t n_max) {
-    return decode_sound(data, (size_t) n_bytes, rate, out, n_max);
 }
 
 int llama_spec_media_sound(llama_spec_projector * projector, const float * samples, int32_t n, llama_spec_media ** out) {
@@ -262,16 +254,8 @@ int llama_spec_media_image(llama_spec_projector *, const uint8_t *, int32_t, int
     return without_media();
 }
 
-bool llama_spec_projector_sees(llama_spec_projector *) {
-    return false;
-}
-
-int32_t llama_spec_projector_rate(llama_spec_projector *) {
+int32_t llama_spec_projector_rate(llama_spec_projector *, bool *) {
     return 0;
-}
-
-int64_t llama_spec_sound(const uint8_t *, uint64_t, int32_t, float *, int64_t) {
-    return -1;
 }
 
 int llama_spec_media_sound(llama_spec_projector *, const float *, int32_t, llama_spec_media **) {

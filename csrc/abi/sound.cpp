@@ -1,5 +1,24 @@
-#include "abi/sound.h"
+// Sounds: decodes their files.
+#include "abi/handles.h"
 
+#ifdef PYLLAMA_SPEC_MEDIA
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace {
+
+[[noreturn]] void broken() {
+    throw std::runtime_error("a decoder of sounds has failed");
+}
+
+} // namespace
+
+// An assertion that a file brings to fail must not end the process.
+#define MA_ASSERT(condition) ((condition) ? (void) 0 : broken())
+#define MA_DR_WAV_ASSERT(condition)  MA_ASSERT(condition)
+#define MA_DR_FLAC_ASSERT(condition) MA_ASSERT(condition)
+#define MA_DR_MP3_ASSERT(condition)  MA_ASSERT(condition)
 #define MINIAUDIO_IMPLEMENTATION
 #define MA_API static
 #define MA_NO_DEVICE_IO
@@ -14,18 +33,13 @@
 #endif
 #include "miniaudio/miniaudio.h"
 
-namespace llama_spec {
-
 namespace {
 
 // A second of more channels and samples takes longer to decode: of the common two with 48,000 the limit allows all.
 constexpr int64_t MAX_PER_SECOND = 2 * 48000;
 constexpr int64_t BLOCK = 1 << 14;
 
-} // namespace
-
-int64_t decode_sound(const uint8_t * data, size_t n_bytes, int32_t rate, float * out, int64_t n_max) {
-    const ma_decoder_config config = ma_decoder_config_init(ma_format_f32, 1, (ma_uint32) rate);
+int64_t decoded(const ma_decoder_config & config, const uint8_t * data, size_t n_bytes, float * out, int64_t n_max) {
     ma_decoder decoder;
     if (ma_decoder_init_memory(data, n_bytes, &config, &decoder) != MA_SUCCESS) {
         return -1;
@@ -40,7 +54,7 @@ int64_t decode_sound(const uint8_t * data, size_t n_bytes, int32_t rate, float *
     ma_uint64 n_read = 1;
     while (n_read > 0 && n < n_most) {
         n_read = 0;
-        ma_decoder_read_pcm_frames(&decoder, out + n, (ma_uint64) (n_most - n < BLOCK ? n_most - n : BLOCK), &n_read);
+        ma_decoder_read_pcm_frames(&decoder, out + n, (ma_uint64) std::min(n_most - n, BLOCK), &n_read);
         n += (int64_t) n_read;
     }
     if (n == n_most && ma_decoder_read_pcm_frames(&decoder, &more, 1, &n_read) == MA_SUCCESS && n_read > 0) {
@@ -50,4 +64,18 @@ int64_t decode_sound(const uint8_t * data, size_t n_bytes, int32_t rate, float *
     return n;
 }
 
-} // namespace llama_spec
+} // namespace
+
+int64_t llama_spec_sound(const uint8_t * data, uint64_t n_bytes, int32_t rate, float * out, int64_t n_max) {
+    return llama_spec::guarded_or<int64_t>(-1, [&] {
+        return decoded(ma_decoder_config_init(ma_format_f32, 1, (ma_uint32) rate), data, (size_t) n_bytes, out, n_max);
+    });
+}
+
+#else
+
+int64_t llama_spec_sound(const uint8_t *, uint64_t, int32_t, float *, int64_t) {
+    return -1;
+}
+
+#endif

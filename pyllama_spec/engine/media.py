@@ -187,8 +187,9 @@ class Projector(Owner):
         self._handle = Handle(
             out[0], lib.llama_spec_projector_free, f"the projector {self.path} is closed"
         )
-        self.sees = bool(lib.llama_spec_projector_sees(out[0]))
-        self.sample_rate = int(lib.llama_spec_projector_rate(out[0]))
+        sees = ffi.new("bool *")
+        self.sample_rate = int(lib.llama_spec_projector_rate(out[0], sees))
+        self.sees = bool(sees[0])
 
     def cancel(self, value: bool = True) -> None:
         """Cancels what another thread computes; False lets later calls run again."""
