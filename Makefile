@@ -43,7 +43,7 @@ export CCACHE_BASEDIR   ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 endif
 
-.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 arm64-tests test-windows device-tests build-cuda fuzz sanitize release-check quality style wheel wheel-index bench docs docs-build docs-pages clean
+.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 arm64-parity arm64-faces test-windows device-tests build-cuda fuzz sanitize release-check quality style wheel wheel-index bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -119,9 +119,11 @@ build-cuda:
 # The wheel for ARM64 in an emulated Python. With each of its engines: products beside sums in double precision, and texts of a
 # model beside this machine's. With the best one: rows, drafts, states, pictures and the server. On Debian: what is missing is
 # installed.
-ARM64_TESTS ?= $(addprefix tests/parity/,test_equal_rows.py test_same_text.py test_state_rounds.py test_eagle3_numbers.py \
-    test_media.py) tests/faces/test_states.py tests/server/test_endpoints.py tests/server/test_prefix_folder.py
-ARM64_JOBS = tests $(addprefix text-,BF16-i8mm Q4_K_M-i8mm Q4_0-dotprod Q4_0-neon) $(addprefix products-,i8mm dotprod neon)
+ARM64_JOBS = parity faces $(addprefix text-,BF16-i8mm Q4_K_M-i8mm Q4_0-dotprod Q4_0-neon) $(addprefix products-,i8mm dotprod neon)
+arm64-parity: ARM64_TESTS = $(addprefix tests/parity/,test_equal_rows.py::test_caches test_equal_rows.py::test_parts_of_a_prompt \
+    test_same_text.py test_state_rounds.py test_eagle3_numbers.py)
+arm64-faces: ARM64_TESTS = tests/parity/test_media.py tests/faces/test_pictures.py tests/faces/test_states.py \
+    tests/server/test_endpoints.py tests/server/test_prefix_folder.py
 ARM64_BUILD = build/wheel-aarch64
 ARM64_GGML = vendor/llama.cpp/ggml
 WITH_CPU = QEMU_CPU=$(if $(findstring neon,$@),cortex-a72,$(if $(findstring dotprod,$@),neoverse-n1,max))
@@ -130,9 +132,9 @@ test-arm64: $(STAMP) $(VENV)/.test $(SMOLLM2)
 	$(MAKE) wheel MACHINE=aarch64
 	$(BIN)/python -m tools.arm64_python build/arm64 dist-aarch64/*.whl
 	$(BIN)/python -m tests.model_texts build/arm64/x86.json $(SMOLLM2) --tokens 12
-	$(MAKE) -k -j 2 $(ARM64_JOBS:%=arm64-%)
+	$(MAKE) -k -j "$$(nproc)" $(ARM64_JOBS:%=arm64-%)
 
-arm64-tests:
+arm64-parity arm64-faces:
 	$(WITH_CPU) build/arm64/python -m pytest $(ARM64_TESTS) $(QUICK) $(PYTEST_ARGS)
 
 arm64-text-%:
@@ -147,7 +149,7 @@ arm64-products-%:
 	$(WITH_CPU) qemu-aarch64 build/arm64/$* 48 | awk '$$NF < 1e-5 { n++; next } 1; END { print "$*: " n " products"; exit n != 3541 || NR != n }'
 
 # The wheel for Windows in Wine, with a Python from the package index: the project's own tests of rows, files and faces, stores
-# that are killed, and SmolLM2's texts beside Linux's. On Debian: apt-get install g++-mingw-w64-x86-64 wine wine64
+# that are killed, and SmolLM2's texts beside Linux's. On Debian: what is missing is installed.
 WINDOWS = build/windows
 WINDOWS_TESTS ?= tests/windows tests/rpc/test_placement.py tests/unit/test_files.py tests/unit/test_options.py \
     $(addprefix tests/drafters/,test_suffix_store.py test_suffix_store_upkeep.py) \
@@ -158,8 +160,7 @@ WINDOWS_TESTS ?= tests/windows tests/rpc/test_placement.py tests/unit/test_files
 WINDOWS_KILLS = tests/drafters/test_suffix_store_kills.py tests/server/test_prefix_kills.py
 WINE = $(BIN)/python -m tests.windows.wine run $(WINDOWS)
 test-windows: $(STAMP) $(VENV)/.test $(SMOLLM2)
-	@for program in x86_64-w64-mingw32-g++-posix wine; do command -v $$program >/dev/null || \
-	    { echo "$$program is missing: apt-get install g++-mingw-w64-x86-64 wine wine64"; exit 1; }; done
+	command -v x86_64-w64-mingw32-g++-posix && command -v wine || apt-get install -y g++-mingw-w64-x86-64 wine wine64
 	$(MAKE) wheel
 	$(MAKE) wheel MACHINE=windows
 	$(BIN)/python -m tests.windows.wine prepare $(WINDOWS) dist-windows/*.whl

@@ -9,7 +9,6 @@ this machine's kernel; the variable QEMU_CPU names a processor. Needs apt-get, d
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -18,13 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _PACKAGES = ("python3", "libstdc++6")
-_MANYLINUX = (
-    "manylinux_2_28",
-    "manylinux_2_27",
-    "manylinux_2_24",
-    "manylinux_2_17",
-    "manylinux2014",
-)
+_MANYLINUX = ("_2_28", "_2_27", "_2_24", "_2_17", "2014")
 _WRAPPER = """#!/bin/sh
 OPENBLAS_CORETYPE=ARMV8 OPENBLAS_NUM_THREADS=1 exec qemu-aarch64 -L {root} {python} "$@"
 """
@@ -60,27 +53,22 @@ def install(python: Path, wheel: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install"]
     pip += ["--only-binary=:all:", "--python-version", version, "--target", str(site)]
     for platform in _MANYLINUX:
-        pip += ["--platform", f"{platform}_aarch64"]
+        pip += ["--platform", f"manylinux{platform}_aarch64"]
     _run([*pip, "--group", "emulated", wheel])
     return site
 
 
-def main() -> int:
+def main() -> None:
     """Makes the folder that the command line names."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", type=Path, metavar="DIR")
-    parser.add_argument("wheel", type=Path)
-    args = parser.parse_args()
-    out = args.out.resolve()
+    out, wheel = (Path(name).resolve() for name in sys.argv[1:])
     shutil.rmtree(out, ignore_errors=True)
     root, wrapper = out / "root", out / "python"
     python = unpack_python(root, out / "apt")
-    site = install(python, args.wheel)
+    site = install(python, wheel)
     (site / "qemu.pth").write_text(_EXECUTABLE.format(wrapper=str(wrapper)), encoding="utf-8")
     wrapper.write_text(_WRAPPER.format(root=root, python=python), encoding="utf-8")
     wrapper.chmod(0o755)
     _run([wrapper, "tools/installed_first.py"])
-    return 0
 
 
 def _run(command: Sequence[str | Path]) -> None:
@@ -88,4 +76,4 @@ def _run(command: Sequence[str | Path]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

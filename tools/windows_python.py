@@ -8,7 +8,6 @@ runs on each version from 3.10 on.
 
 from __future__ import annotations
 
-import argparse
 import platform
 import re
 import shutil
@@ -44,12 +43,5 @@ def make_python(out: Path) -> None:
     versions.write_text(text, encoding="utf-8")
 
 
-def main() -> None:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("out", type=Path)
-    make_python(parser.parse_args().out.resolve())
-
-
 if __name__ == "__main__":
-    main()
+    make_python(Path(sys.argv[1]).resolve())

@@ -351,7 +351,6 @@ struct llama_spec_sampler_params {
     const float   * bias;
     int32_t  n_bias;
     const char * grammar;       /* GBNF, or NULL */
-    const char * grammar_root;
     const char ** grammar_triggers; /* patterns; with any pattern or trigger token, the grammar waits for one */
     int32_t  n_grammar_triggers;
     const int32_t * trigger_tokens;
@@ -393,8 +392,6 @@ int  llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * 
 /* The text that the grammar forces, at most `size` bytes of UTF-8. Returns the number of bytes, 0 if there is a choice,
  * or a status. Advances nothing. A grammar that waits for its trigger forces none. */
 int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int32_t size);
-/* Says whether the answer is inside a thought that the grammar ignores. */
-bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler);
 /* How many generated tokens it has accepted. */
 int64_t llama_spec_sampler_place(llama_spec_sampler * sampler);
 /* Gumbel noise of ids at a position of an answer. With shared_noise, the token with the largest sum of logit and noise

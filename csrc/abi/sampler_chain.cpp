@@ -205,27 +205,24 @@ std::vector<bool> hidden_tokens(const llama_vocab * vocab, const char * grammar)
     return hidden;
 }
 
-const char * root_of(const llama_spec_sampler_params & p) {
-    return p.grammar_root != nullptr ? p.grammar_root : "root";
-}
+constexpr const char * ROOT = "root";    // the rule that a grammar starts with
 
 llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_state & model) {
-    const char * root = root_of(p);
-    check_grammar(model.vocab(), p.grammar, root);
+    check_grammar(model.vocab(), p.grammar, ROOT);
     check_triggers(p.grammar_triggers, p.n_grammar_triggers);
     llama_sampler * grammar = p.n_grammar_triggers > 0 || p.n_trigger_tokens > 0
-        ? llama_sampler_init_grammar_lazy_patterns(model.vocab(), p.grammar, root, p.grammar_triggers,
+        ? llama_sampler_init_grammar_lazy_patterns(model.vocab(), p.grammar, ROOT, p.grammar_triggers,
                 (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens)
-        : llama_sampler_init_grammar(model.vocab(), p.grammar, root);
+        : llama_sampler_init_grammar(model.vocab(), p.grammar, ROOT);
     if (grammar == nullptr) {
-        fail(LLAMA_SPEC_ARGUMENT, std::string("the `grammar` could not be parsed (its root is '") + root + "')");
+        fail(LLAMA_SPEC_ARGUMENT, "the `grammar` could not be parsed");
     }
     return grammar;
 }
 
 void watch_thoughts(llama_spec_sampler & s, const llama_spec_sampler_params & p) {
     s.thoughts = llama_spec::thoughts(p);
-    s.waiting = owned(llama_grammar_init_impl(s.model->vocab(), p.grammar, root_of(p), true, p.grammar_triggers,
+    s.waiting = owned(llama_grammar_init_impl(s.model->vocab(), p.grammar, ROOT, true, p.grammar_triggers,
             (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens));
 }
 
@@ -257,7 +254,7 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
                 s->grammar = make_grammar(*params, *s->model);
                 if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
                     s->shadow = owned(llama_grammar_init_impl(
-                            s->model->vocab(), params->grammar, root_of(*params), false, nullptr, 0, nullptr, 0));
+                            s->model->vocab(), params->grammar, ROOT, false, nullptr, 0, nullptr, 0));
                     s->hidden = std::make_shared<std::vector<bool>>(hidden_tokens(s->model->vocab(), params->grammar));
                     for (int32_t i = 0; i < params->n_grammar_prefill; ++i) {
                         llama_sampler_accept(s->grammar, params->grammar_prefill[i]);

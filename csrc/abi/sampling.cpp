@@ -636,10 +636,6 @@ void llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, 
     }
 }
 
-bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler) {
-    return skips_grammar(*sampler);
-}
-
 int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated) {
     return guarded_call(sampler, [&](llama_spec_sampler & s) {
         if (id < 0 || id >= s.model->n_vocab()) {

@@ -120,8 +120,7 @@ class SamplerParams:
             a draft model can add too, instead of by a random number. Not with mirostat. See
             SharedNoise in drafters/draws.py.
         logit_bias: added to the logits of these ids, at most 1e20; -inf forbids one.
-        grammar: GBNF rules that the text must follow.
-        grammar_root: the rule to start with.
+        grammar: GBNF rules that the text must follow, from the rule `root` on.
         grammar_triggers: patterns; with any, the grammar starts once one is generated.
         grammar_trigger_tokens: ids that start it as well.
         grammar_prefill: ids that a grammar without triggers accepts first: the part of the answer
@@ -163,7 +162,6 @@ class SamplerParams:
     shared_noise: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: str | None = None
-    grammar_root: str = "root"
     grammar_triggers: tuple[str, ...] = ()
     grammar_trigger_tokens: tuple[int, ...] = ()
     grammar_prefill: tuple[int, ...] = ()
@@ -336,7 +334,7 @@ class Sampler(Owner):
             raw.bias = made("float[]", list(params.logit_bias.values()))
             raw.n_bias = len(params.logit_bias)
         if params.grammar is not None:
-            raw.grammar, raw.grammar_root = text(params.grammar), text(params.grammar_root)
+            raw.grammar = text(params.grammar)
             texts("grammar_triggers", params.grammar_triggers)
             ids("trigger_tokens", params.grammar_trigger_tokens)
             ids("grammar_prefill", params.grammar_prefill)
@@ -353,13 +351,6 @@ class Sampler(Owner):
     def place(self) -> int:
         """The number of accepted tokens that were generated."""
         return int(lib.llama_spec_sampler_place(self.handle))
-
-    @property
-    def skips_grammar(self) -> bool:
-        """Whether the answer is in a thought, which the grammar ignores."""
-        return self.params.grammar_skips_thoughts and bool(
-            lib.llama_spec_sampler_skips_grammar(self.handle)
-        )
 
     def sample(self, context: Context, i: int) -> int:
         """Draws a token from the logits of token i of the context's last batch."""

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams, Vocab
 from pyllama_spec.engine.media import PlacedRows
+from pyllama_spec.engine.media_ids import up_to_medium
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
@@ -615,16 +616,22 @@ class Run:
         n_bos = int(prompt[0] == self._vocab.bos)
         n_keep = len(prompt) if options.n_keep < 0 else min(options.n_keep, len(prompt))
         # Some tokens have to go, or the next shift would come at once.
-        n_keep = min(max(n_keep, n_bos), len(tokens) // 2)
-        n_forgotten = max((len(tokens) - n_keep) // 2, 1)
+        n_keep = up_to_medium(tokens, min(max(n_keep, n_bos), len(tokens) // 2))
+        end = n_keep + max((len(tokens) - n_keep) // 2, 1)
+        while up_to_medium(tokens, end) < end:
+            end += 1  # a picture stays or goes as a whole
+        media = [
+            one if one.start < n_keep else one._replace(start=one.start - end + n_keep)
+            for one in run.media if not n_keep <= one.start < end
+        ]  # fmt: skip
         self._past += tokens[len(run.prompt) :][: run.n_generated]
         self.record.n_shifts += 1
         self._begin(
             SequenceRun(
-                run.state, [*tokens[:n_keep], *tokens[n_keep + n_forgotten :]], run.sampler,
+                run.state, [*tokens[:n_keep], *tokens[end:]], run.sampler,
                 run.n_left, run.observe, stats=run.stats, timing=run.timing, adapters=run.adapters,
                 max_draft=run.max_draft, remember=run.remember, user=run.user,
-                prediction=run.prediction, draws=self._draws,
+                prediction=run.prediction, draws=self._draws, media=media,
                 is_cancelled=run.is_cancelled,
             )
         )  # fmt: skip
@@ -676,8 +683,8 @@ class Run:
 
     def _may_shift(self) -> bool:
         """Whether a text without room may shift the context."""
-        may = self.options.context_shift and not self.request.media
-        return may and self.sequence is not None and self.sequence.n_left > 0
+        run = self.sequence
+        return self.options.context_shift and run is not None and run.n_left > 0
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
         pieces: list[Piece] = []

@@ -27,10 +27,8 @@ class CorpusConfig:
         n_tokens: answer tokens to collect.
         n_ctx: the most tokens of one sequence, prompt and answer together.
         n_parallel: sequences to decode at once.
-        n_candidates: the number of likeliest tokens to draw from.
         greedy_share: the share of answers at temperature 0, as drafts are used mostly at low ones.
-        temperature: the temperature of the other answers.
-        user_temperature: the temperature of user turns.
+        temperature: the temperature of the other answers; that of user turns is 1.
         prompt_seed_share: the share of user turns that begin with one of our prompt seeds.
         min_user, max_user: tokens of a user turn, without its prompt seed; longer ones are cut off.
         min_answer: the fewest tokens of an answer.
@@ -51,10 +49,8 @@ class CorpusConfig:
     n_parallel: int = option(
         64, low=1, cli="--parallel", metavar="N", help="sequences generated in parallel"
     )
-    n_candidates: int = option(64, low=N_TOP)
     greedy_share: float = option(0.75, low=0, high=1)
     temperature: float = option(0.8, low=0)
-    user_temperature: float = option(1.0, low=0)
     prompt_seed_share: float = option(0.75, low=0, high=1)
     min_user: int = option(2, low=1)
     max_user: int = option(64, low=1)
@@ -85,14 +81,12 @@ class UseConfig:
             them.
         held_out: the share of conversations not learned from: half of them choose the best weights,
             the other half judges the result.
-        max_loss: the share of tokens per round on other text that may be lost.
     """
 
     store: Path
     n_tokens: int = option(40_000, low=1)
     n_other_tokens: int = option(2_000, low=0)
     held_out: float = option(0.2, low=0, high=1)
-    max_loss: float = option(0.1, low=0, high=1)
 
     def __post_init__(self) -> None:
         check(self)
@@ -143,7 +137,6 @@ class FitSettings:
         precision: "bf16" computes products in bfloat16 and keeps weights and sums in float32;
             "auto" does this if it is faster.
         held_out: the share of prompts kept for measurements.
-        max_held_out: the most tokens to measure on.
         n_evals: the number of measurements in the whole run.
         seed: the seed of the initial weights and the order of the text.
     """
@@ -162,7 +155,6 @@ class FitSettings:
         help="type of matrix products; auto measures which is faster",
     )
     held_out: float = option(0.03, low=0, high=1)
-    max_held_out: int = option(16_384, low=1)
     n_evals: int = option(16, low=1)
     seed: int = option(1, low=0)
     # fmt: on
@@ -198,7 +190,6 @@ class RunConfig:
         n_threads: the CPU threads; None for the machine's cores.
         n_gpu_layers, devices: the target's layers on devices, and the devices; None for all.
         device: "cpu" or "cuda" for the head; None for a GPU if PyTorch finds one.
-        checkpoint_s: seconds between checkpoints.
         use: the source of train_from_use(), which replaces the target's own text.
     """
 
@@ -228,7 +219,6 @@ class RunConfig:
         None, choices=("cpu", "cuda"), cli="--device", group="run",
         help="device to train on [a GPU if there is one]",
     )
-    checkpoint_s: float = option(120.0, low=0)
     use: UseConfig | None = None
     # fmt: on
 

@@ -17,7 +17,7 @@ from pyllama_spec import Llama
 from pyllama_spec.chat.media_urls import MediaReader
 from pyllama_spec.chat.pictures import decode_picture, take_pictures
 from pyllama_spec.cli import main
-from pyllama_spec.engine.media import decoded_audio
+from pyllama_spec.engine.media import decoded_audio, joined
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama_cpp import llama_chat_format
 from tests.media_tools import (
@@ -84,6 +84,60 @@ def test_bounds_of_a_picture(bound: str, n: int) -> None:
         assert llm._eyes is not None
         (rows,) = rows_of(llm._eyes.projector.image(picture(64, 64)))
         assert len(rows.ids) == n
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "idefics3"])
+def test_a_saved_chat_goes_on_in_another_process(kind: str) -> None:
+    """As another one would load it: in another model, which has read no picture."""
+    messages: list[Any] = [{"role": "user", "content": [url_of(file_of(picture(40, 50)))]}]
+    options: Any = {"max_tokens": N, "temperature": 0, "return_token_ids": True}
+    with opened(kind, swa_full=True) as llm:
+        answer = llm.create_chat_completion(messages, **options)
+        state = llm.save_state()
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": "and?"}]
+        expected = llm.create_chat_completion(messages, **options)
+    with opened(kind, swa_full=True) as llm:
+        llm.load_state(state)
+        again = llm.create_chat_completion(messages, **options)
+    assert again["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+    n_cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert n_cached == expected["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+
+
+@pytest.mark.parametrize("draft", [None, "suffix"])
+@pytest.mark.parametrize("n_keep", [0, 30, -1])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3vl", "idefics3"])
+def test_a_shifted_context_keeps_pictures_or_drops_them_whole(
+    kind: str, n_keep: int, draft: str | None
+) -> None:
+    images = [picture(40, 40), picture(32, 40, 2)]
+    content = [url_of(file_of(image)) for image in images]
+    parts = prompt_of(kind, "<|im_start|>user\n", *images, "<|im_end|>\n<|im_start|>assistant\n")
+    tokens, media = joined(parts)
+    n_ctx = len(tokens) + 60
+    with opened(kind, draft=draft, n_ctx=n_ctx) as llm:
+        answer = llm.create_chat_completion(
+            [{"role": "user", "content": content}], max_tokens=60 + N, temperature=0,
+            context_shift=True, n_keep=n_keep, return_token_ids=True,
+        )  # fmt: skip
+        ids = answer["choices"][0]["token_ids"]
+    # The pending token is beyond the context. Then half of what may go has gone.
+    seen = [*tokens, *ids[: n_ctx + 1 - len(tokens)]]
+    first = min(len(tokens) if n_keep < 0 else n_keep, len(seen) // 2)
+    runs = [(one.start, one.start + len(one.media.ids), one.media) for one in media]
+    first = next((a for a, b, _ in runs if a < first < b), first)
+    end = first + (len(seen) - first) // 2
+    end = next((b for a, b, _ in runs if a < end < b), end)
+    left: list[Any] = []
+    for start, stop in ((0, first), (end, len(seen))):
+        at = start
+        for a, b, rows in runs:
+            if start <= a and b <= stop:
+                left += [tuple(seen[at:a]), rows]
+                at = b
+        left.append(tuple(seen[at:stop]))
+    expected = plain_text(kind, tuple(part for part in left if part), N - 1)
+    assert len(ids) == 60 + N and ids[n_ctx + 1 - len(tokens) :] == expected[: N - 1]
 
 
 def test_generate_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,9 @@ def test_a_head_goes_on_behind_pictures(name: str, way: str) -> None:
     prompt: Parts = ()
     for turn in (*turns, *turns):
         prompt = (*prompt, *turn)
+        n_before = state.n_decoded
         text = answer(loop, state, prompt)
+        assert loop._run.n_cached == n_before or way == "paused"
         assert text == answer(plain, SequenceState(), prompt)
         assert loop.stats.reason_off is None and loop.stats.drafted
         prompt = (*prompt, tuple(text))

@@ -129,8 +129,6 @@ CASES.values(
 CASES.calls(
     "grammar", ArgumentError,
     {
-        "other_root": _grammar('root ::= "a"', grammar_root="top"),
-        "root_none": _make(grammar='root ::= "a"', grammar_root=None),
         "undefined_rule": _grammar("root ::= missing"),
     },
 )  # fmt: skip

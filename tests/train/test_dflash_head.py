@@ -24,7 +24,7 @@ from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
 from tests.parity.dflash_reference import Reference
 from tests.train.chains import random_texts
-from tests.train.test_head import N_DRAFT, N_EMBD, N_VOCAB, unit_sample
+from tests.train.test_head import N_DRAFT, N_EMBD, N_VOCAB, change_at_random, some_ids, unit_sample
 
 MASK = 301
 SHAPE = DFlashShape(
@@ -44,14 +44,9 @@ def random_head(shape: DFlashShape, seed: int = 3) -> DFlashHead:
     path = model_path("llama")
     with Model(path) as model:
         weights = read_weights(path, model.info)
-    d2t = np.sort(np.random.default_rng(seed).permutation(N_VOCAB)[:N_DRAFT]).astype(np.int64)
-    head = DFlashHead(shape, weights.embedding, d2t)
+    head = DFlashHead(shape, weights.embedding, some_ids(seed))
     initialise(head, weights, unit_sample(len(shape.target_layers)), seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
-            parameter += scale * torch.randn(parameter.shape, generator=generator)
+    change_at_random(head, seed)
     return head
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import train_dflash, train_eagle3
 from pyllama_spec.train.run.pipeline import TrainReport
-from tests.parity.numpy_model import TensorFile
 from tests.train.tools import perm, quick_block_config, quick_config
 
 
@@ -34,22 +32,6 @@ def test_a_trained_draft_is_better_than_an_untrained_one(trained: tuple[TrainRep
     points = json.loads((own / "curves.json").read_text(encoding="utf-8"))
     assert points[-1]["loss"][0] < points[0]["loss"][0]
     assert (own / "checkpoints" / "best.pt").exists()
-
-
-def test_the_file_has_what_a_drafter_asks_for(trained: tuple[TrainReport, Path]) -> None:
-    report, folder = trained
-    keys = read_keys(report.path, lambda name: name.startswith(("dflash.", "pyllama_spec.train.")))
-    values = {name: key.value for name, key in keys.items()}
-    assert values["dflash.block_size"] == 4
-    assert values["dflash.block_count"] == 1
-    assert list(values["dflash.target_layers"]) == [0, 1, 2]
-    assert values["dflash.attention.causal"] is False
-    assert values["dflash.sample_from_anchor"] is True
-    assert str(folder).encode() not in report.path.read_bytes()
-    tensors = TensorFile(report.path).tensors
-    assert tensors["fc.weight"].shape == (320, 3 * 320)
-    assert tensors["output.weight"].shape == (320, 320)
-    assert "token_embd.weight" not in tensors
 
 
 def test_two_kinds_share_text_and_features(

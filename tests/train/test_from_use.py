@@ -144,17 +144,16 @@ def test_a_draft_is_better_where_it_was_used(
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "max_loss", "said"),
+    ("own", "others", "said"),
     [
-        ((2.0, 2.3), (2.0, 1.9), 0.1, ""),
-        ((2.0, 2.0), (2.0, 2.5), 0.1, "held-out text has 2.00 tokens per round, and had"),
-        ((2.0, 2.5), (2.0, 1.7), 0.1, "other text has 1.70 tokens per round, and had 2.00: more"),
-        ((2.0, 2.5), (2.0, 1.7), 0.2, ""),
-        ((2.0, 2.5), None, 0.0, ""),
+        ((2.0, 2.3), (2.0, 1.9), ""),
+        ((2.0, 2.0), (2.0, 2.5), "held-out text"),
+        ((2.0, 2.5), (2.0, 1.7), "other text"),
+        ((2.0, 2.5), None, ""),
     ],
 )
 def test_when_a_draft_is_better(
-    own: tuple[float, float], others: tuple[float, float] | None, max_loss: float, said: str
+    own: tuple[float, float], others: tuple[float, float] | None, said: str
 ) -> None:
     def acceptances(pair: tuple[float, float] | None) -> list[Acceptance]:
         n_rounds, values = (0, (1.0, 1.0)) if pair is None else (50, pair)
@@ -162,7 +161,7 @@ def test_when_a_draft_is_better(
 
     before, after = acceptances(own)
     others_before, others_after = acceptances(others)
-    found = why_no_better(before, after, others_before, others_after, max_loss)
+    found = why_no_better(before, after, others_before, others_after)
     assert (found == "") == (said == "")
     assert said in found
 

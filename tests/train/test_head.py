@@ -18,6 +18,7 @@ from pyllama_spec.train.corpus.selection import Sample
 from pyllama_spec.train.kinds.eagle3 import Eagle3Head, HeadShape, initialise
 from pyllama_spec.train.run.chains import Pairs, run_chains
 from pyllama_spec.train.run.export import export_head
+from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.objective import SoftCrossEntropy, draft_losses
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 from pyllama_spec.train.run.texts import Texts
@@ -44,15 +45,23 @@ def random_head(shape: HeadShape, seed: int = 3) -> Eagle3Head:
     path = model_path("llama")
     with Model(path) as model:
         weights = read_weights(path, model.info)
-    d2t = np.sort(np.random.default_rng(seed).permutation(N_VOCAB)[:N_DRAFT]).astype(np.int64)
-    head = Eagle3Head(shape, weights.embedding, d2t)
+    head = Eagle3Head(shape, weights.embedding, some_ids(seed))
     initialise(head, weights, unit_sample(len(shape.target_layers)), seed)
+    change_at_random(head, seed)
+    return head
+
+
+def some_ids(seed: int) -> npt.NDArray[np.int64]:
+    """The target's id of each draft id."""
+    return np.sort(np.random.default_rng(seed).permutation(N_VOCAB)[:N_DRAFT]).astype(np.int64)
+
+
+def change_at_random(head: DraftHead, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in head.parameters():
             scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
             parameter += scale * torch.randn(parameter.shape, generator=generator)
-    return head
 
 
 def unit_sample(n_layers: int, n_embd: int = N_EMBD) -> Sample:

@@ -82,6 +82,8 @@ _MAX_STEPWISE = 32
 # Looking for a loop costs more than a token; once in this many it is cheap.
 _LOOP_EVERY = 16
 _PREFILL = 512
+# Tokens are drawn from so many likeliest ones, in user turns at this temperature.
+_N_CANDIDATES, _USER_TEMPERATURE = 64, 1.0
 
 
 @dataclass(slots=True)
@@ -176,15 +178,14 @@ class _TaskSampler(StepSampler):
     """Draws from a row's likeliest tokens, and records them where they are to be learned."""
 
     def __init__(
-        self, task: Task, n_candidates: int, temperature: float, state: SequenceState,
-        features: TargetFeatures | None,
-    ) -> None:  # fmt: skip
-        self._task, self._n_candidates, self._temperature = task, n_candidates, temperature
+        self, task: Task, temperature: float, state: SequenceState, features: TargetFeatures | None
+    ) -> None:
+        self._task, self._temperature = task, temperature
         self._state, self._features = state, features
 
     def sample(self, context: Context, i: int) -> int:
         """Samples a token with the task's own random numbers."""
-        top = top_k_of(context.logits(i), self._n_candidates)
+        top = top_k_of(context.logits(i), _N_CANDIDATES)
         if self._features is not None:
             set_top(self._features, len(self._state.tokens) - 1, top)
         return draw(top, self._temperature, self._task.rng)
@@ -283,11 +284,11 @@ class Generator:
         assert task is not None
         n_left = config.n_ctx - len(prompt)
         if place.in_user:
-            features, temperature = None, config.user_temperature
+            features, temperature = None, _USER_TEMPERATURE
             n_left = min(config.max_user, n_left - len(self._source.after_user))
         else:
             features, temperature = self._collector.of(place.state.seq_id), task.temperature
-        sampler = _TaskSampler(task, config.n_candidates, temperature, place.state, features)
+        sampler = _TaskSampler(task, temperature, place.state, features)
         place.run = SequenceRun(place.state, list(prompt), sampler, max(n_left, 1))
         self._round.begin(place.run)
 

@@ -83,6 +83,7 @@ class Checkpoints:
 
 # Sequences of one measurement's batch; without gradients they take little memory.
 _MEASURE_SEQUENCES = 8
+_CHECKPOINT_S = 120.0  # between checkpoints
 # The share of the peak rate at the end.
 _FLOOR = 0.01
 _BETAS = (0.9, 0.95)
@@ -166,7 +167,7 @@ class Fit(Generic[H]):
                 self._learn(batch)
                 if is_measured(state.step, self.n_steps, config.n_evals):
                     self._note(self.measure())
-                is_due = monotonic() - saved_at >= self._kind.config.checkpoint_s
+                is_due = monotonic() - saved_at >= _CHECKPOINT_S
                 if is_due or state.step == self.n_steps or interrupted.is_set():
                     self._save("last")
                     saved_at = monotonic()

@@ -179,6 +179,8 @@ def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
 _PIECE_TOKENS = 2048
 # Sequences of other text that are written at once, and the most that may be dropped.
 _PARALLEL, _MAX_DROPPED = 16, 64
+# The share of tokens per round on other text that may be lost.
+_MAX_LOSS = 0.1
 # The matrix types by their numbers in a file; the first one found is the draft's.
 _TYPES = {8: "q8_0", 30: "bf16", 1: "f16", 0: "f32"}
 
@@ -371,7 +373,7 @@ class UseRun(RunBase[H]):
             # The weights as the file has them: its type has fewer digits.
             head.load_tensors(self._kind.read_draft(new).tensors)
             after, others_after = fit.measure(judged), fit.measure(others)
-            why_not = why_no_better(before, after, others_before, others_after, self._use.max_loss)
+            why_not = why_no_better(before, after, others_before, others_after)
             kept = None if why_not else _put(new, self._out)
         finally:
             with contextlib.suppress(OSError):
@@ -387,18 +389,17 @@ def why_no_better(
     after: Acceptance,  # the new draft's
     others_before: Acceptance,  # the old draft's acceptance on other text
     others_after: Acceptance,  # the new draft's
-    max_loss: float,  # the share of tokens per round on other text that may be lost
 ) -> str:
     """The reason why the old file stays; "" if the new draft replaces it."""
     if not after.n_rounds:
         return str(after)
     if why_not := no_gain(before, after):
         return why_not
-    least = (1 - max_loss) * others_before.tokens_per_round
+    least = (1 - _MAX_LOSS) * others_before.tokens_per_round
     if others_before.n_rounds and others_after.tokens_per_round < least:
         return (
             f"other text has {others_after.tokens_per_round:.2f} tokens per round, and had "
-            f"{others_before.tokens_per_round:.2f}: more than {100 * max_loss:.0f}% are lost"
+            f"{others_before.tokens_per_round:.2f}: more than {100 * _MAX_LOSS:.0f}% are lost"
         )
     return ""
 

@@ -35,6 +35,7 @@ from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
 # Tokens of all text per answer token, prompts included, and a token's bytes beside its features.
 _TEXT_SHARE, _TOKEN_BYTES = 1.3, 5
+_MAX_HELD_OUT = 16_384  # the most tokens to measure on
 # A product of the size that training is made of, to see which precision is faster.
 _TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
 
@@ -180,7 +181,7 @@ class Pipeline(RunBase[H]):
     ) -> tuple[H, Inputs]:
         """Creates the head on its device with its initial weights, and the text to learn from."""
         config, init = self._config, self._init
-        train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
+        train, held_out = split(corpus, config.fit.held_out, _MAX_HELD_OUT)
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
         vocab = self._kind.vocab(corpus.sequences, init)
