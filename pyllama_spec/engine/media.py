@@ -337,7 +337,7 @@ def _check_tensors(file: GgufFile, kind: bytes, *, is_vision: bool) -> None:
         raise ModelLoadError(
             f"{file.path} is damaged: it merges {merge.value!r:.60} patches, not 2"
         )
-    needed = _NEEDED.get(kind, ())
+    needed: tuple[str, ...] = _NEEDED.get(kind, ())
     if kind in _WHISPERS and (not is_vision or kind != b"qwen2.5o"):
         n_layer = file.keys.get("clip.audio.block_count", GgufKey(0, None, 0)).value
         needed = ("a.position_embd.weight", f"a.blk.{n_layer - 1:.0f}.ln1.weight")

@@ -48,7 +48,7 @@ _PIXTRAL = {
     **_linear("mm.1", _N, _OUT), **_linear("mm.2", _OUT, _OUT),
 }  # fmt: skip
 # The tensors behind the layers, by projector_type.
-KINDS = {
+KINDS: dict[str, dict[str, tuple[int, ...]]] = {
     "mlp": {**_linear("mm.0", _N, _OUT), **_linear("mm.2", _OUT, _OUT)},
     "qwen2vl_merger": _MERGER, "qwen2.5vl_merger": _MERGER, "qwen3vl_merger": _MERGER,
     "ling3vl": _NORMED, "dots_ocr": {**_norm("mm.post_norm", _N), **_NORMED},
