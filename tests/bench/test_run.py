@@ -121,8 +121,8 @@ def test_every_run_pays_its_prompt_and_the_order_changes(
 def test_a_fork_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Side.run
 
-    def forking(self: Side, prompt: Sequence[int], n_tokens: int) -> Run:
-        got = run(self, prompt, n_tokens)
+    def forking(self: Side, *args: Any) -> Run:
+        got = run(self, *args)
         wrong = (*got.tokens[:7], got.tokens[7] + 1, *got.tokens[8:])
         return got if self.name == "none" else replace(got, tokens=wrong)
 
