@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -96,7 +97,9 @@ def test_cancel_ends_all_pictures(llm: Llama, watched: Watched) -> None:
         calls = [
             pool.submit(llm.create_chat_completion, **asked(280, seed)) for seed in range(2)
         ]  # fmt: skip
-        watched.begun.wait()
+        assert llm._eyes is not None
+        while len(llm._eyes._asking) < 2:  # one reads, the other waits for its turn
+            time.sleep(0.01)
         llm.cancel()
         for call in calls:
             with pytest.raises(CancelledError):
