@@ -10,7 +10,15 @@ if (PYLLAMA_SPEC_MEDIA)
     # For this file alone: like the engine, the library has a models/models.h.
     set_source_files_properties("${SPEC_DIR}/abi/media.cpp" PROPERTIES INCLUDE_DIRECTORIES "${MTMD_DIR}")
     target_link_libraries(spec_media PUBLIC llama)
-    set(MEDIA_TENSORS "${SPEC_DIR}/hooks/media_tensors.h")
+
+    # Each operation of ggml.h looks there whether its tensors are absent; those with a mask or factors may have none.
+    file(READ "${ENGINE_DIR}/ggml/include/ggml.h" OPERATIONS)
+    string(REGEX MATCHALL "struct ggml_tensor *\\* *ggml_[a-z0-9_]+\\(" OPERATIONS "${OPERATIONS}")
+    list(FILTER OPERATIONS EXCLUDE REGEX "rope|_ext\\(|_name\\(")
+    list(TRANSFORM OPERATIONS REPLACE ".*(ggml_[a-z0-9_]+)\\(" "#define \\1(...) llama_spec::with_tensors(\\1, __VA_ARGS__)\n")
+    list(JOIN OPERATIONS "" OPERATIONS)
+    set(MEDIA_TENSORS "${CMAKE_CURRENT_BINARY_DIR}/media_tensors.h")
+    file(CONFIGURE OUTPUT "${MEDIA_TENSORS}" CONTENT "#include \"hooks/media_tensors.h\"\n@OPERATIONS@" @ONLY)
     if (MSVC)
         target_compile_options(spec_media PRIVATE "/FI${MEDIA_TENSORS}")
     else()
