@@ -23,6 +23,7 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
 from tests.models import TinyConfig, dense, hybrid, mtp, parts
+from tests.models.keys import add_keys
 from tests.models.sketch import Sketch
 from tests.models.vocab import write_tokenizer
 
@@ -119,7 +120,7 @@ class Shape(Sketch):
         """Writes the file, the large tensors one at a time; returns its path."""
         writer = GGUFWriter(path, self.cfg.arch)
         writer.add_name("random weights")
-        self._write_meta(writer)
+        add_keys(writer, self.meta)
         write_tokenizer(writer, self.cfg.n_vocab, None)
         for name, array in self.tensors.items():
             writer.add_tensor(name, array)

@@ -133,7 +133,7 @@ def stand_in(tests: Path, kind: str, vocabulary: str) -> Path:
     from tests.media_tools import seeing
     from tests.models import ARCHITECTURES, TinyConfig, model_path
     from tests.models.eagle3 import copy_tokenizer
-    from tests.models.keys import writing
+    from tests.models.keys import add_keys, writing
     from tests.models.sketch import Sketch
 
     if kind == "sees":
@@ -147,7 +147,7 @@ def stand_in(tests: Path, kind: str, vocabulary: str) -> Path:
     ARCHITECTURES[kind](model)
     model.meta.pop("tokenizer.ggml.token_type_count", None)  # a key of the vocabulary
     with writing(path, kind) as writer:
-        model._write_meta(writer)
+        add_keys(writer, model.meta)
         copy_tokenizer(writer, words)
         for name, array in model.tensors.items():
             writer.add_tensor(name, array)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pyllama_spec.convert import ConversionReport, convert_draft
 from tests.models import Eagle3Config, eagle3_tensors
-from tests.models.keys import writing
+from tests.models.keys import add_keys, writing
 from tests.models.vocab import write_tokenizer
 
 Array = NDArray[Any]
@@ -242,9 +242,7 @@ def write_target(path: Path, arch: str = "llama", **keys: Any) -> Path:
     sizes = {"block_count": N_LAYER, "embedding_length": N_EMBD, "n_vocab": N_VOCAB, **keys}
     n_vocab = sizes.pop("n_vocab")
     with writing(path, arch) as writer:
-        for name, value in sizes.items():
-            add = writer.add_array if isinstance(value, list) else writer.add_uint32
-            add(f"{arch}.{name}", value)
+        add_keys(writer, {f"{arch}.{name}": value for name, value in sizes.items()})
         if n_vocab:
             write_tokenizer(writer, n_vocab, None)
     return path

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from . import parts
 from .config import TinyConfig
-from .keys import writing
+from .keys import add_keys, writing
 from .sketch import Sketch
 from .vocab import SPECIAL_IDS, write_tokenizer
 
@@ -169,7 +169,7 @@ class Draft(Sketch):
             self.keys()
             self.meta.update(keys or {})
             self.meta = {name: value for name, value in self.meta.items() if value is not None}
-            self._write_meta(writer)
+            add_keys(writer, self.meta)
             if target is None:
                 write_tokenizer(writer, cfg.n_vocab, None, cfg.control_names)
             else:

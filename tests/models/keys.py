@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gguf import GGUFWriter
 
@@ -27,7 +28,15 @@ def writing(path: Path, arch: str) -> Iterator[GGUFWriter]:
 def write_keys(path: Path, arch: str, values: dict[str, str | list[int]] | None = None) -> Path:
     """Writes a GGUF with these keys and no tensors, for checks that come before the weights."""
     with writing(path, arch) as writer:
-        for key, value in (values or {}).items():
-            add = writer.add_array if isinstance(value, list) else writer.add_string
-            add(key, value)  # type: ignore[arg-type]
+        add_keys(writer, values or {})
     return path
+
+
+def add_keys(writer: GGUFWriter, values: Mapping[str, Any]) -> None:
+    """Adds keys, each of the type of its value."""
+    adds: dict[type, Any] = {
+        bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+        str: writer.add_string,
+    }  # fmt: skip
+    for key, value in values.items():
+        adds.get(type(value), writer.add_array)(key, value)

@@ -8,14 +8,14 @@ picture's colour it makes the row of one token.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .keys import writing
+from .keys import add_keys, writing
 
 Array = NDArray[np.floating[Any]]
 
@@ -72,12 +72,7 @@ def build_projector(
 
 def _written(path: Path, keys: dict[str, Any], tensors: Iterable[tuple[str, Array]]) -> Path:
     with writing(path, "clip") as writer:
-        for name, value in keys.items():
-            add = {
-                bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
-                str: writer.add_string, list: writer.add_array,
-            }[type(value)]  # fmt: skip
-            add(name, value)  # type: ignore[operator]
+        add_keys(writer, keys)
         for name, array in tensors:
             writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
     return path
@@ -97,82 +92,77 @@ def _hearing_keys(n_embd: int, n_layer: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _hearing(n_embd: int, n_layer: int) -> Iterator[tuple[str, Array]]:
-    """Tensors of a random encoder like Whisper's, of pieces of 30 s, and Ultravox's projector."""
-
-    def draw(name: str, *shape: int, std: float = 0.1, mean: float = 0.0) -> tuple[str, Array]:
-        rng = np.random.default_rng([0, zlib.crc32(name.encode())])
-        values = rng.standard_normal(shape, dtype=np.float32)
-        return name, values * np.float32(std) + np.float32(mean)
-
-    width = _N_EMBD**-0.5
-    yield draw("a.conv1d.1.weight", _N_EMBD, _N_MEL, 3)
-    yield draw("a.conv1d.1.bias", _N_EMBD, 1)
-    yield draw("a.conv1d.2.weight", _N_EMBD, _N_EMBD, 3)
-    yield draw("a.conv1d.2.bias", _N_EMBD, 1)
-    yield draw("a.position_embd.weight", 1500, _N_EMBD, std=0.3)
-    for i in range(n_layer):
-        blk = f"a.blk.{i}."
-        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            yield draw(f"{blk}{part}.weight", _N_EMBD, _N_EMBD, std=1.5 * width)
-            if part != "attn_k":
-                yield draw(f"{blk}{part}.bias", _N_EMBD)
-        yield draw(f"{blk}ffn_up.weight", _N_FF, _N_EMBD, std=width)
-        yield draw(f"{blk}ffn_up.bias", _N_FF)
-        yield draw(f"{blk}ffn_down.weight", _N_EMBD, _N_FF, std=_N_FF**-0.5)
-        yield draw(f"{blk}ffn_down.bias", _N_EMBD)
-        for norm in ("ln1", "ln2"):
-            yield draw(f"{blk}{norm}.weight", _N_EMBD, mean=1.0)
-            yield draw(f"{blk}{norm}.bias", _N_EMBD)
-    for kind, mean in (("weight", 1.0), ("bias", 0.0)):
-        yield draw(f"a.post_ln.{kind}", _N_EMBD, mean=mean)
-    yield draw("mm.a.norm_pre.weight", _N_EMBD * _STACK, mean=1.0)
-    yield draw("mm.a.mlp.1.weight", 2 * _N_FF, _N_EMBD * _STACK, std=(_N_EMBD * _STACK) ** -0.5)
-    yield draw("mm.a.norm_mid.weight", _N_FF, mean=1.0)
-    yield draw("mm.a.mlp.2.weight", n_embd, _N_FF, std=_N_FF**-0.5)
+Draw = Callable[..., tuple[str, Array]]
 
 
-def _random(family: str, n_embd: int, n_layer: int, seed: int) -> Iterator[tuple[str, Array]]:
-    """Tensors of a random encoder whose rows have unit length per number."""
+def _drawing(seed: int) -> Draw:
+    """Draws random tensors: matrices whose rows make numbers of unit size."""
 
     def draw(name: str, *shape: int, std: float = 0.0, mean: float = 0.0) -> tuple[str, Array]:
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         values = rng.standard_normal(shape, dtype=np.float32)
-        return name, values * np.float32(std or shape[-1] ** -0.5) + np.float32(mean)
+        std = std or (0.1 if len(shape) == 1 else shape[-1] ** -0.5)
+        return name, values * np.float32(std) + np.float32(mean)
 
+    return draw
+
+
+def _blocks(draw: Draw, place: str, n_layer: int, *parts: str) -> Iterator[tuple[str, Array]]:
+    """The layers of an encoder of pictures ("v") or sounds ("a")."""
+    for i in range(n_layer):
+        blk = f"{place}.blk.{i}."
+        for part in (*parts, "attn_out"):
+            width = _N_EMBD * (3 if part == "attn_qkv" else 1)
+            scale = 1.0 if place == "v" and part == "attn_out" else 1.5
+            yield draw(f"{blk}{part}.weight", width, _N_EMBD, std=scale * _N_EMBD**-0.5)
+            if place == "v" or part != "attn_k":
+                yield draw(f"{blk}{part}.bias", width)
+        for part, *shape in (("ffn_up", _N_FF, _N_EMBD), ("ffn_down", _N_EMBD, _N_FF)):
+            yield draw(f"{blk}{part}.weight", *shape)
+            yield draw(f"{blk}{part}.bias", shape[0])
+        for norm in ("ln1", "ln2"):
+            yield draw(f"{blk}{norm}.weight", _N_EMBD, mean=1.0)
+            yield draw(f"{blk}{norm}.bias", _N_EMBD)
+
+
+def _hearing(n_embd: int, n_layer: int) -> Iterator[tuple[str, Array]]:
+    """Tensors of a random encoder like Whisper's, of pieces of 30 s, and Ultravox's projector."""
+    draw = _drawing(0)
+    for i, n in ((1, _N_MEL), (2, _N_EMBD)):
+        yield draw(f"a.conv1d.{i}.weight", _N_EMBD, n, 3, std=0.1)
+        yield draw(f"a.conv1d.{i}.bias", _N_EMBD, 1, std=0.1)
+    yield draw("a.position_embd.weight", 1500, _N_EMBD, std=0.3)
+    yield from _blocks(draw, "a", n_layer, "attn_q", "attn_k", "attn_v")
+    yield draw("a.post_ln.weight", _N_EMBD, mean=1.0)
+    yield draw("a.post_ln.bias", _N_EMBD)
+    yield draw("mm.a.norm_pre.weight", _N_EMBD * _STACK, mean=1.0)
+    yield draw("mm.a.mlp.1.weight", 2 * _N_FF, _N_EMBD * _STACK)
+    yield draw("mm.a.norm_mid.weight", _N_FF, mean=1.0)
+    yield draw("mm.a.mlp.2.weight", n_embd, _N_FF)
+
+
+def _random(family: str, n_embd: int, n_layer: int, seed: int) -> Iterator[tuple[str, Array]]:
+    """Tensors of a random encoder whose rows have unit length per number."""
+    draw = _drawing(seed)
     side = _SIDES[family] // _PATCH
     yield draw("v.patch_embd.weight", _N_EMBD, 3, _PATCH, _PATCH, std=0.3)
     yield draw("v.patch_embd.bias", _N_EMBD, std=0.3)
     yield draw("v.position_embd.weight", side * side, _N_EMBD, std=0.7)
-    yield draw("v.post_ln.weight", _N_EMBD, std=0.1, mean=1.0)
-    yield draw("v.post_ln.bias", _N_EMBD, std=0.1)
-    joined = family == "qwen3vl"
-    for i in range(n_layer):
-        blk = f"v.blk.{i}."
-        for part in ("attn_qkv",) if joined else ("attn_q", "attn_k", "attn_v"):
-            width = _N_EMBD * (3 if joined else 1)
-            yield draw(f"{blk}{part}.weight", width, _N_EMBD, std=1.5 * _N_EMBD**-0.5)
-            yield draw(f"{blk}{part}.bias", width, std=0.1)
-        yield draw(f"{blk}attn_out.weight", _N_EMBD, _N_EMBD)
-        yield draw(f"{blk}attn_out.bias", _N_EMBD, std=0.1)
-        yield draw(f"{blk}ffn_up.weight", _N_FF, _N_EMBD)
-        yield draw(f"{blk}ffn_up.bias", _N_FF, std=0.1)
-        yield draw(f"{blk}ffn_down.weight", _N_EMBD, _N_FF)
-        yield draw(f"{blk}ffn_down.bias", _N_EMBD, std=0.1)
-        for norm in ("ln1", "ln2"):
-            yield draw(f"{blk}{norm}.weight", _N_EMBD, std=0.1, mean=1.0)
-            yield draw(f"{blk}{norm}.bias", _N_EMBD, std=0.1)
+    yield draw("v.post_ln.weight", _N_EMBD, mean=1.0)
+    yield draw("v.post_ln.bias", _N_EMBD)
+    parts = ("attn_qkv",) if family == "qwen3vl" else ("attn_q", "attn_k", "attn_v")
+    yield from _blocks(draw, "v", n_layer, *parts)
     if family == "gemma3":
         yield draw("mm.input_projection.weight", _N_EMBD, n_embd, std=_N_EMBD**-0.5)
-        yield draw("mm.soft_emb_norm.weight", _N_EMBD, std=0.1, mean=1.0)
+        yield draw("mm.soft_emb_norm.weight", _N_EMBD, mean=1.0)
     elif family == "idefics3":
         yield draw("mm.model.fc.weight", n_embd, 4 * _N_EMBD)
     else:
         yield draw("v.patch_embd.weight.1", _N_EMBD, 3, _PATCH, _PATCH, std=0.3)
         yield draw("mm.0.weight", 4 * _N_EMBD, 4 * _N_EMBD)
-        yield draw("mm.0.bias", 4 * _N_EMBD, std=0.1)
+        yield draw("mm.0.bias", 4 * _N_EMBD)
         yield draw("mm.2.weight", n_embd, 4 * _N_EMBD, std=1.5 * (4 * _N_EMBD) ** -0.5)
-        yield draw("mm.2.bias", n_embd, std=0.1)
+        yield draw("mm.2.bias", n_embd)
 
 
 def _colours(n_embd: int) -> Iterator[tuple[str, Array]]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from .config import TinyConfig
-from .keys import writing
+from .keys import add_keys, writing
 from .vocab import SPECIAL_IDS, write_tokenizer
 
 Array = NDArray[np.float32]
@@ -109,7 +109,7 @@ class Sketch:
             # not the architecture: the engine changes the tokenizer of models named phi3
             writer.add_name("tiny test model")
             writer.add_file_type(0)  # all tensors F32
-            self._write_meta(writer)
+            add_keys(writer, self.meta)
             write_tokenizer(
                 writer, self.cfg.n_vocab, self.cfg.chat_template, self.cfg.control_names,
                 shuffle=self.cfg.shuffle,
@@ -130,20 +130,6 @@ class Sketch:
             return None
         kind = GGMLQuantizationType[self.cfg.quantised]
         return None if array.shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
-
-    def _write_meta(self, writer: GGUFWriter) -> None:
-        for name, value in self.meta.items():
-            # bool first: it is an int too, and the engine checks the stored type
-            if isinstance(value, bool):
-                writer.add_bool(name, value)
-            elif isinstance(value, int):
-                writer.add_uint32(name, value)
-            elif isinstance(value, float):
-                writer.add_float32(name, value)
-            elif isinstance(value, str):
-                writer.add_string(name, value)
-            else:
-                writer.add_array(name, value)
 
 
 # Byte offsets of a block's float16 values, as in ggml-common.h: random bytes may make NaN.
