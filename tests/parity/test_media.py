@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.drafters import Drafter, Eagle3, Mtp, SmallModel, Suffix
+from pyllama_spec.drafters import Drafter, SmallModel, Suffix
 from pyllama_spec.drafters.base import NoDrafter
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.engine import Context, Sampler
@@ -17,9 +17,7 @@ from pyllama_spec.errors import ArgumentError, ContextFullError
 from pyllama_spec.speculative import Round, SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.sequence import SequenceRun
 from tests.media_tools import KINDS, picture, plain_text, prompt_of, seeing
-from tests.models import model_path, perm_continuation, perm_next
-from tests.models.projector import COLOUR_TOKENS, CONTROL_NAMES, colour_image
-from tests.mtp_tools import mtp_context
+from tests.models import model_path
 from tests.oracles import GREEDY, tiny_context
 from tests.scripted import Pattern, ScriptedDrafter
 
@@ -181,35 +179,3 @@ def test_a_saved_sequence_continues(kind: str) -> None:
         while not again.is_over:
             round_.step([again])
         assert again.state.tokens[len(tokens) :] == plain_text(kind, parts, N)
-
-
-def test_the_last_patch_decides_what_follows() -> None:
-    colours = np.random.default_rng(3).integers(0, 8, (3, 4))
-    for last in range(8):
-        colours[-1, -1] = last
-        parts = prompt_of("colours", "see ", colour_image(colours))
-        with opened("colours") as context:
-            loop = SpeculativeLoop(context, PromptLookup())
-            text = text_of(loop, SequenceState(), "colours", parts)
-            assert text == perm_continuation(COLOUR_TOKENS[last], N, perm_next())
-
-
-def test_a_head_of_the_model_itself() -> None:
-    """An MTP head reads the rows that the model has made of the picture's."""
-    parts = prompt_of("qwen3vl", "see ", picture(40, 50), " what is the thing")
-    path = model_path("qwen35", control_names=CONTROL_NAMES["qwen3vl"], n_heads=1)
-    with Mtp(path) as drafter, mtp_context(drafter.model, drafter, n_ctx=1024) as context:
-        loop, state = SpeculativeLoop(context, drafter), SequenceState()
-        assert text_of(loop, state, "qwen3vl", parts)
-        assert loop.stats.drafted and loop.stats.reason_off is None
-
-
-def test_a_head_of_a_target_that_sees() -> None:
-    """Its rows of a picture are the target's: the colours' projector goes with PERM."""
-    colours = np.random.default_rng(3).integers(0, 8, (3, 4))
-    parts = prompt_of("colours", "see ", colour_image(colours), " and")
-    with Eagle3(model_path("perm_eagle3"), 4) as drafter:
-        context = opened("colours", target_layers=drafter.target_layers)
-        loop = SpeculativeLoop(context, drafter)
-        text_of(loop, SequenceState(), "colours", parts)
-        assert loop.stats.accepted == loop.stats.drafted > 0
