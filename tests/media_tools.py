@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from pyllama_spec.engine import Batch, Model
 from pyllama_spec.engine.media import MediaRows, Part, Projector
@@ -41,6 +42,19 @@ def picture(height: int, width: int, seed: int = 0) -> npt.NDArray[np.uint8]:
     coarse = rng.integers(0, 256, (4, 4, 3))
     rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
     return coarse[np.ix_(rows, columns)].astype(np.uint8)
+
+
+def file_of(pixels: npt.NDArray[Any], kind: str = "PNG", **options: Any) -> bytes:
+    """A picture's file."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind, **options)
+    return out.getvalue()
+
+
+def url_of(content: bytes) -> dict[str, Any]:
+    """The part of a message with a picture."""
+    data = base64.b64encode(content).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
 def sound(seconds: float, seed: int = 0, rate: int = 16000) -> npt.NDArray[np.float32]:

@@ -111,8 +111,7 @@ def unpack(work: Path) -> Path:
 
 def prepare(tests: Path) -> Path:
     """Writes the launcher and the plugin; returns the launcher's path."""
-    from tests.faces.test_pictures import file_of
-    from tests.media_tools import picture, projector
+    from tests.media_tools import file_of, picture, projector
 
     models = {name: str(stand_in(tests, *one)) for name, one in _STAND_INS.items()}
     models["its projector"] = str(projector("gemma3").path)

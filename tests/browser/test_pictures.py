@@ -14,8 +14,7 @@ from playwright.sync_api import expect
 from tests.browser.chat_page import ChatPage
 from tests.browser.conftest import Open
 from tests.browser.serving import Server
-from tests.faces.test_pictures import file_of
-from tests.media_tools import picture, projector, seeing
+from tests.media_tools import file_of, picture, projector, seeing
 
 _HAND_OVER = """([kind, selector, data]) => {
     const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));

@@ -14,8 +14,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.engine.media import Part, Prepared, Projector
 from pyllama_spec.errors import CancelledError, ContextFullError, DeadlineError
-from tests.faces.test_pictures import file_of, url_of
-from tests.media_tools import picture, seeing
+from tests.media_tools import file_of, picture, seeing, url_of
 from tests.models import model_path
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import io
 import itertools
 import os
 import socket
@@ -23,16 +22,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from pyllama_spec import Llama
 from pyllama_spec.chat import media_urls
 from pyllama_spec.chat.media_urls import MediaReader, check_hosts, is_public
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama.eyes import Eyes
-from tests.media_tools import picture, projector, seeing
+from tests.media_tools import file_of, picture, projector, seeing, url_of
 
 CONTENT = b"a picture"
 PUBLIC = "93.184.215.14"
@@ -203,12 +200,6 @@ def test_what_is_allowed(servers: tuple[Server, Server], folder: Path) -> None:
     assert "OK.TEST/a?b=//c" in servers[0].asked and "ok.test:8443/a" in servers[0].asked
 
 
-def data_url(pixels: np.ndarray) -> str:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
-
-
 def refused(reader: MediaReader, url: str) -> None:
     with pytest.raises((ArgumentError, UnsupportedError)) as caught:
         reader.read(url, "image")
@@ -297,7 +288,7 @@ def test_a_text_does_not_wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> N
         return prompt(self, *args, **options)
 
     async def asked() -> None:
-        content = [{"type": "image_url", "image_url": {"url": data_url(picture(8, 8))}}]
+        content = [url_of(file_of(picture(8, 8)))]
         chats = [
             asyncio.ensure_future(
                 llm.acreate_chat_completion([{"role": "user", "content": content}], max_tokens=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import io
 import json
 import shutil
@@ -22,6 +20,7 @@ from pyllama_spec.engine.media import decoded_audio, joined
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama_cpp import llama_chat_format
 from tests.media_tools import (
+    file_of,
     picture,
     plain_text,
     projector,
@@ -29,22 +28,12 @@ from tests.media_tools import (
     rows_of,
     seeing,
     sound,
+    url_of,
     wav,
 )  # fmt: skip
 from tests.models import model_path
 
 N = 16
-
-
-def file_of(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, kind, **options)
-    return out.getvalue()
-
-
-def url_of(content: bytes) -> dict[str, Any]:
-    data = base64.b64encode(content).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
 def opened(kind: str, **options: Any) -> Llama:
@@ -299,16 +288,9 @@ def test_a_file_shows_what_a_viewer_shows(tmp_path: Path) -> None:
     assert decode_picture(cmyk.getvalue()).shape == pixels.shape
 
 
-def test_damaged_and_lying_files_are_refused() -> None:
+def test_lying_files_are_refused() -> None:
     whole = file_of(picture(64, 64))
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        changed = bytearray(whole)
-        for at in rng.integers(0, len(whole), rng.integers(1, 9)):
-            changed[at] = rng.integers(0, 256)
-        with contextlib.suppress(ArgumentError):
-            assert decode_picture(bytes(changed[: rng.integers(1, len(whole) + 1)])).ndim == 3
-    # A header of 60,000 x 60,000 pixels, a picture of another kind, and none at all.
+    # A header of 60,000 x 60,000 pixels, files of other kinds, and none at all.
     lying = bytearray(whole)
     lying[16:24] = (60_000).to_bytes(4, "big") * 2
     # A long row, for which decoders reserve more than its pixels, and scans of a JPEG without end.

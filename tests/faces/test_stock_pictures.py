@@ -5,17 +5,14 @@ tools/comparison/pictures.py made the record, with the package whose source this
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from PIL import Image
 
 from pyllama_spec import Llama
-from tests.media_tools import picture, projector, seeing, sound, sound_part, wav
+from tests.media_tools import file_of, picture, projector, seeing, sound, sound_part, url_of, wav
 
 RECORD = Path(__file__).with_name("stock_pictures.json")
 N = 24
@@ -57,11 +54,7 @@ def request(case: Case) -> dict[str, Any]:
         if i < len(case.sizes) and not case.sizes[i][0]:
             content.append(sound_part(wav(sound(case.sizes[i][1] / 10, seed=i))))
         elif i < len(case.sizes):
-            file = io.BytesIO()
-            Image.fromarray(picture(*case.sizes[i], seed=i + 1)).save(file, "PNG")
-            data = base64.b64encode(file.getvalue()).decode()
-            url = f"data:image/png;base64,{data}"
-            content.append({"type": "image_url", "image_url": {"url": url}})
+            content.append(url_of(file_of(picture(*case.sizes[i], seed=i + 1))))
     before = [
         {"role": "user", "content": "hello there"}, {"role": "assistant", "content": "and the"},
     ]  # fmt: skip
