@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,23 +110,24 @@ class Eyes:
             if None in found.values():
                 stack.enter_context(self._turn(timeout_s))
                 found = {mark: self._kept_of(key) for mark, key in wanted.items()}
-            read: list[tuple[Part, ...] | _Unread] = []
+            read: list[tuple[Part, ...] | Prepared] = []
             for piece in pieces:
                 if not isinstance(piece, str):
                     read.append((self._tokens(piece, is_first=not read),))
                 else:
-                    file = pictures[piece]
-                    unread = found[piece] or _Unread(wanted[piece], prepared(self.projector, file))
-                    read.append(unread)
+                    read.append(found[piece] or prepared(self.projector, pictures[piece]))
             n_tokens = sum(
-                one.media.n_tokens if isinstance(one, _Unread) else sum(map(_n_tokens, one))
+                one.n_tokens if isinstance(one, Prepared) else sum(map(_n_tokens, one))
                 for one in read
             )
             if n_tokens > n_ctx:
                 raise ContextFullError.of_prompt(n_tokens, n_ctx)
             parts: list[Part] = []
-            for one in read:
-                parts += self._computed(one) if isinstance(one, _Unread) else one
+            for mark, one in zip(pieces, read, strict=True):
+                if isinstance(one, Prepared):
+                    assert isinstance(mark, str)
+                    one = self._computed(wanted[mark], one)
+                parts += one
             return joined(parts)
 
     def _tokens(self, piece: RenderedChat, *, is_first: bool) -> tuple[int, ...]:
@@ -142,11 +142,11 @@ class Eyes:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def _computed(self, unread: _Unread) -> tuple[Part, ...]:
+    def _computed(self, key: tuple[str, bytes], media: Prepared) -> tuple[Part, ...]:
         # It may be twice in a prompt.
-        parts = self._kept_of(unread.key) or self.projector.computed(unread.media)
+        parts = self._kept_of(key) or self.projector.computed(media)
         with self._lock:
-            self._kept[unread.key] = parts
+            self._kept[key] = parts
             while len(self._kept) > 1 and sum(map(_n_bytes, self._kept.values())) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         return parts
@@ -208,14 +208,6 @@ class Eyes:
                 self.projector.cancel()
             self._kept.clear()
         self.projector.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """A picture or a sound without rows, and the key to keep them by."""
-
-    key: tuple[str, bytes]
-    media: Prepared
 
 
 def projectors_beside(target: Path) -> Iterator[Path]:
