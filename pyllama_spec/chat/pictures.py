@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,46 +31,48 @@ _MAX_SIDE, _MAX_SCANS = 1 << 16, 100
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 
 
+def replaced_media(messages: object, made: Callable[[Mapping[str, Any], str], object]) -> Any:
+    """The messages with what made(part, param) gives in the place of pictures and sounds."""
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+        return messages
+    out: list[Any] = []
+    for i, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+            content = list(content)
+            for k, part in enumerate(content):
+                kind = part.get("type") if isinstance(part, Mapping) else None
+                if isinstance(kind, str) and kind in _URL_OF:
+                    content[k] = made(part, f"messages[{i}].content[{k}].{kind}")
+            message = {**message, "content": content}
+        out.append(message)
+    return out
+
+
 def take_pictures(messages: object, reader: MediaReader) -> tuple[Any, dict[str, Picture]]:
     """The messages with a mark in the place of each picture, and the pictures by mark.
 
     Marks are random: no text of a caller has one.
     """
-    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        return messages, {}
     import secrets
 
     pictures: dict[str, Picture] = {}
-    out: list[Any] = []
-    for i, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
-            out.append(message)
-            continue
-        parts: list[Any] = []
-        for k, part in enumerate(content):
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind in _URL_OF:
-                mark = f"media{secrets.token_hex(12)}"
-                param = f"messages[{i}].content[{k}].{kind}"
-                content = reader.read(_URL_OF[kind](part, param), param)
-                pictures[mark] = Picture(content, param, kind == "input_audio")
-                part = {"type": "text", "text": mark}
-            parts.append(part)
-        out.append({**message, "content": parts})
+
+    def marked(part: Mapping[str, Any], param: str) -> dict[str, str]:
+        mark, kind = f"media{secrets.token_hex(12)}", part["type"]
+        content = reader.read(_URL_OF[kind](part, param), param)
+        pictures[mark] = Picture(content, param, kind == "input_audio")
+        return {"type": "text", "text": mark}
+
+    out = replaced_media(messages, marked)
     return (out, pictures) if pictures else (messages, {})
 
 
 def has_media(messages: object) -> bool:
     """Whether a chat has pictures or sounds."""
-    if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
-        return False
-    contents = [m["content"] for m in messages if isinstance(m.get("content"), (list, tuple))]
-    return any(
-        isinstance(part, dict) and part.get("type") in _URL_OF
-        for parts in contents
-        for part in parts
-    )
+    found: list[object] = []
+    replaced_media(messages, lambda part, _: found.append(part))
+    return bool(found)
 
 
 def _url_of(part: Mapping[str, Any], param: str) -> str:
@@ -123,10 +125,9 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
     try:
         # It reads the header alone; nothing is reserved by what that says before the check.
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            size = f"{image.width}x{image.height}"
             if image.width * image.height > MAX_PIXELS or max(image.size) > _MAX_SIDE:
                 expected = f"at most {MAX_PIXELS} pixels, and {_MAX_SIDE} in a row or column"
-                raise ArgumentError(param, size, expected)
+                raise ArgumentError(param, f"{image.width}x{image.height}", expected)
             # Each goes through all pixels; the marker is nowhere in their data.
             if content.startswith(b"\xff\xd8") and content.count(b"\xff\xda") > _MAX_SCANS:
                 raise ArgumentError(param, problem=f"has more than {_MAX_SCANS} scans")

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from pyllama_spec.chat.template import MEDIA, template_variables
+from pyllama_spec.chat.pictures import replaced_media
+from pyllama_spec.chat.template import template_variables
 from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
@@ -199,7 +200,8 @@ def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
     service.keywords(request, info)  # within the bounds
     llm, defaults = service.llm, service.settings.chat_defaults
     if llm.mmproj_path is not None:
-        request.messages = [_marked(message) for message in request.messages]
+        marker = {"type": "text", "text": MEDIA_MARKER}
+        request.messages = replaced_media(request.messages, lambda part, _: marker)
     form = request.reasoning_format or defaults.get("reasoning_format") or "none"
     effort = request.reasoning_effort or defaults.get("reasoning_effort")
     is_whole = request.add_generation_prompt is False
@@ -212,17 +214,6 @@ def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
     return llm.template.render(request.messages, tools=request.tools, **variables).text
-
-
-def _marked(message: Json) -> Json:
-    """A message with the marker in the place of each picture or sound."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    marker = {"type": "text", "text": MEDIA_MARKER}
-    is_medium = [isinstance(part, dict) and part.get("type") in MEDIA for part in content]
-    parts = [marker if it_is else part for part, it_is in zip(content, is_medium, strict=True)]
-    return {**message, "content": parts}
 
 
 # ---- the server's state

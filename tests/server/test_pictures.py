@@ -96,6 +96,12 @@ def test_what_the_server_says_of_itself(client: Client) -> None:
         assert f"what is {props['media_marker']}?" in prompt
 
 
+@pytest.mark.parametrize("path", [CHAT, f"{CHAT}/input_tokens", "/apply-template"])
+def test_a_kind_of_part_that_is_no_text_is_refused(client: Client, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": ["image_url"]}]}]}
+    assert client.post(path, body)[0] == 400
+
+
 def test_refused_pictures(client: Client) -> None:
     for path, make in ((CHAT, chat), (MESSAGES, message), (RESPONSES, response)):
         for stream in (False, True):
