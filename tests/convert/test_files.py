@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tests.convert.tools import (
     write_head,
     write_safetensors,
 )
+from tests.fuzz.mutated import mutate
 
 RNG = np.random.default_rng(7)
 FLOATS = as_bf16(RNG.standard_normal((5, 6)))
@@ -38,23 +40,24 @@ MIXED: Tensors = {
 }
 
 
-def numbers(tensor: SourceTensor) -> Any:
-    """The numbers as they were given to the writer."""
-    if tensor.dtype == "BF16":
-        return to_float32(tensor.read(), "BF16")
-    return tensor.read()
+def check_mixed(tensors: Mapping[str, SourceTensor], floats: str) -> None:
+    """They have the numbers of MIXED, with float32 stored as `floats`."""
+    assert set(tensors) == set(MIXED)
+    for key, array in MIXED.items():
+        tensor = tensors[key]
+        assert tensor.shape == array.shape
+        is_bf16 = tensor.dtype == "BF16"
+        numbers = to_float32(tensor.read(), "BF16") if is_bf16 else tensor.read()
+        assert np.array_equal(numbers, array), key
+    kinds = ["F64", "F16", "I64", "I32", "BOOL", floats, floats, floats]
+    assert sorted(t.dtype for t in tensors.values()) == sorted(kinds)
 
 
 @pytest.mark.parametrize("floats", ["BF16", "F32"])
 def test_every_kind_of_number(tmp_path: Path, floats: str) -> None:
     write_safetensors(tmp_path / "a.safetensors", MIXED, floats)
     tensors = read_safetensors(tmp_path / "a.safetensors")
-    assert set(tensors) == set(MIXED)
-    for key, array in MIXED.items():
-        assert tensors[key].shape == array.shape
-        assert np.array_equal(numbers(tensors[key]), array), key
-    kinds = ["F64", "F16", "I64", "I32", "BOOL", floats, floats, floats]
-    assert sorted(t.dtype for t in tensors.values()) == sorted(kinds)
+    check_mixed(tensors, floats)
     assert tensors["mask"].integers().tolist() == [1, 0, 1]
     assert tensors["ids"].integers().tolist() == MIXED["ids"].tolist()
 
@@ -72,18 +75,15 @@ def test_half_of_a_file(tmp_path: Path) -> None:
                 tensor.read()
 
 
-def test_flipped_bytes(tmp_path: Path) -> None:
+def test_changed_bytes(tmp_path: Path) -> None:
     """A damaged file gives numbers or a ConversionError, nothing else."""
     whole = tmp_path / "a.safetensors"
     write_safetensors(whole, MIXED)
     data = whole.read_bytes()
     part = tmp_path / "part_a.safetensors"
-    rng = np.random.default_rng(0)
+    draw = random.Random(0)
     for _ in range(400):
-        damaged = bytearray(data)
-        for at in rng.integers(0, len(data), 2):
-            damaged[at] ^= 1 << rng.integers(0, 8)
-        part.write_bytes(bytes(damaged))
+        part.write_bytes(mutate(bytearray(data), draw))
         try:
             for tensor in read_safetensors(part).values():
                 assert tensor.read().shape == tensor.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import random
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,8 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.engine.media import MAX_SECONDS, decoded_audio
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from tests.media_tools import (
-    plain_text,
-    projector,
-    prompt_of,
-    seeing,
-    sound,
-    sound_part,
-    wav,
-)
+from tests.fuzz.mutated import mutate
+from tests.media_tools import plain_text, projector, prompt_of, seeing, sound, sound_part, wav
 
 N, RATE = 16, 16000
 # 0.025 s and 0.1 s of a tone of 500 Hz and 0.4, by libsndfile 1.2.2.
@@ -86,14 +80,11 @@ def test_files_of_sounds() -> None:
 
 
 def test_damaged_and_lying_sounds_are_refused() -> None:
-    rng = np.random.default_rng(0)
+    draw = random.Random(0)
     for whole in (wav(sound(0.05)), *(content for content, _ in FILES.values())):
         for _ in range(300):
-            changed = bytearray(whole)
-            for at in rng.integers(0, len(whole), rng.integers(1, 9)):
-                changed[at] = rng.integers(0, 256)
             with contextlib.suppress(ArgumentError):
-                out = decoded_audio(bytes(changed[: rng.integers(1, len(whole) + 1)]), RATE)
+                out = decoded_audio(bytes(mutate(bytearray(whole), draw)), RATE)
                 assert out.ndim == 1 and np.isfinite(out).all()
     # Longer than is read, and as long with so many channels that it costs as much.
     long = wav(np.zeros(MAX_SECONDS * 100 + 200, np.float32), 100)

@@ -19,12 +19,19 @@ from pyllama_spec.train.kinds.dflash import (
     initialise,
 )
 from pyllama_spec.train.run.export import export_head
-from pyllama_spec.train.run.target_weights import read_weights
 from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
 from tests.parity.dflash_reference import Reference
 from tests.train.chains import random_texts
-from tests.train.test_head import N_DRAFT, N_EMBD, N_VOCAB, change_at_random, some_ids, unit_sample
+from tests.train.test_head import (
+    N_DRAFT,
+    N_EMBD,
+    N_VOCAB,
+    change_at_random,
+    some_ids,
+    unit_sample,
+    weights_of,
+)  # fmt: skip
 
 MASK = 301
 SHAPE = DFlashShape(
@@ -41,9 +48,7 @@ SHAPES = {
 
 def random_head(shape: DFlashShape, seed: int = 3) -> DFlashHead:
     """A draft for the tiny llama with random weights, norms too."""
-    path = model_path("llama")
-    with Model(path) as model:
-        weights = read_weights(path, model.info)
+    weights = weights_of(model_path("llama"))
     head = DFlashHead(shape, weights.embedding, some_ids(seed))
     initialise(head, weights, unit_sample(len(shape.target_layers)), seed)
     change_at_random(head, seed)

@@ -16,10 +16,9 @@ from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.kinds.eagle3 import Eagle3Head, initialise, set_induction_heads
 from pyllama_spec.train.run.chains import run_chains
 from pyllama_spec.train.run.objective import count_accepted
-from pyllama_spec.train.run.target_weights import read_weights
 from tests.models import model_path
 from tests.train.chains import repeated_text
-from tests.train.test_head import N_VOCAB, SHAPE, unit_sample, unit_weights
+from tests.train.test_head import N_VOCAB, SHAPE, unit_sample, unit_weights, weights_of
 
 LAYERS, WIDTH = (0, 2, 3), 256
 BASE = replace(
@@ -36,9 +35,7 @@ def target() -> Path:
 
 
 def untrained(name: str) -> Eagle3Head:
-    path = target()
-    with Model(path) as model:
-        weights = read_weights(path, model.info)
+    weights = weights_of(target())
     head = Eagle3Head(SHAPES[name], weights.embedding, np.arange(N_VOCAB))
     # As where embedding and output are one: random ones have nothing in common.
     _, rows = texts_and_rows(4, 64)

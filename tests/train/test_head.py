@@ -42,13 +42,17 @@ SHAPES = {
 
 def random_head(shape: HeadShape, seed: int = 3) -> Eagle3Head:
     """A head for the tiny llama with random weights, norms too."""
-    path = model_path("llama")
-    with Model(path) as model:
-        weights = read_weights(path, model.info)
+    weights = weights_of(model_path("llama"))
     head = Eagle3Head(shape, weights.embedding, some_ids(seed))
     initialise(head, weights, unit_sample(len(shape.target_layers)), seed)
     change_at_random(head, seed)
     return head
+
+
+def weights_of(path: Path) -> TargetWeights:
+    """What training reads of a target."""
+    with Model(path) as model:
+        return read_weights(path, model.info)
 
 
 def some_ids(seed: int) -> npt.NDArray[np.int64]:
@@ -205,9 +209,7 @@ def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
 
 def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
     """Without its own layer, its logits equal the target's output for the last feature."""
-    path = model_path("llama")
-    with Model(path) as model:
-        weights = read_weights(path, model.info)
+    weights = weights_of(model_path("llama"))
     assert weights.output_norm is not None
     head = Eagle3Head(SHAPE, weights.embedding, np.arange(N_DRAFT, dtype=np.int64))
     initialise(head, weights, unit_sample(3), 1)
@@ -232,8 +234,6 @@ def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
 @pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
 def test_the_targets_last_norm_is_found(arch: str) -> None:
     """LFM2 files use the name that others use for the norm of the embedding."""
-    path = model_path(arch)
-    with Model(path) as model:
-        weights = read_weights(path, model.info)
+    weights = weights_of(model_path(arch))
     assert weights.output_norm is not None
     assert 0 < np.abs(weights.output_norm - 1).max() < 1
