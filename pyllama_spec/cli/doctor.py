@@ -64,9 +64,8 @@ _PAYS = 1.03
 # The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
 _PICTURE, _SOUND_S = (1024, 768), 10
-_OF_PLACES = [
-    one.name for one in options_of(OpenOptions).values() if one.group in ("target", "layers")
-]
+_PLACES = ("target", "projector", "layers")
+_OF_PLACES = [one.name for one in options_of(OpenOptions).values() if one.group in _PLACES]
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -82,7 +81,7 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--max-rows", type=int, metavar="N",
         help="the widest verify batch that is measured, 2 to 64 "
         f"[{MAX_ROWS}, or what the draft can fill]")  # fmt: skip
-    add_options(parser, OpenOptions, "target", "layers")
+    add_options(parser, OpenOptions, *_PLACES)
     add("--json", action="store_true", help="print one JSON object")
     add_options(parser, OpenOptions, "threads")
     parser.set_defaults(run=_run_doctor)

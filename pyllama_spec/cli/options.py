@@ -68,7 +68,7 @@ def own_draft(draft: str) -> str | Drafter:
 
 _Parser: TypeAlias = "argparse.ArgumentParser | argparse._ActionsContainer"
 # The groups of OpenOptions that place a target and a draft, and bound a draft.
-PLACES = ("target", "layers", "context")
+PLACES = ("target", "projector", "layers", "context")
 DRAFTING = ("draft length", "draft")
 _OF_DRAFT = tuple(
     one.name for one in options_of(OpenOptions).values()

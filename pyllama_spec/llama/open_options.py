@@ -296,23 +296,23 @@ class OpenOptions:
     )
     mmproj_path: str | os.PathLike[str] | None = option(
         None, check=_file, words={"auto": "auto", "none": None}, cli="--mmproj",
-        cli_default="auto", metavar="GGUF", group="target", server="-mm --mmproj",
+        cli_default="auto", metavar="GGUF", group="projector", server="-mm --mmproj",
         variable="ARG_MMPROJ",
         help="the projector of a model that sees, auto for one beside the model, or none",
     )
     mmproj_offload: bool = option(
-        True, part="projector.use_gpu", cli="--mmproj-offload", group="target",
+        True, part="projector.use_gpu", cli="--mmproj-offload", group="projector",
         help="let the projector compute where the model does",
         server="--mmproj-offload", variable="ARG_MMPROJ_OFFLOAD",
         server_off="--no-mmproj-offload", variable_off="ARG_NO_MMPROJ_OFFLOAD",
     )
     image_min_tokens: int | None = option(
-        None, low=1, part="projector", cli="--image-min-tokens", metavar="N", group="target",
+        None, low=1, part="projector", cli="--image-min-tokens", metavar="N", group="projector",
         help="minimum tokens of a picture, where a projector takes any size [the projector's]",
         server="--image-min-tokens", variable="ARG_IMAGE_MIN_TOKENS",
     )
     image_max_tokens: int | None = option(
-        None, low=1, part="projector", cli="--image-max-tokens", metavar="N", group="target",
+        None, low=1, part="projector", cli="--image-max-tokens", metavar="N", group="projector",
         help="maximum tokens of a picture, likewise: fewer take less time and memory",
         server="--image-max-tokens", variable="ARG_IMAGE_MAX_TOKENS",
     )

@@ -87,3 +87,5 @@ def test_every_option_reaches_the_run(
         for part in parts for one in options_of(type(part)).values() if one.cli
     }  # fmt: skip
     assert found.items() >= words.items()
+    # It reads no pictures.
+    assert main(["train", kind, *files, "--mmproj", "a.gguf"]) == 2
