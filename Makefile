@@ -228,7 +228,7 @@ WHEEL_FLAGS = CFLAGS="--sysroot=$(abspath $(SYSROOT)) -D__GLIBC_MINOR__=28 $$CFL
     $(if $(CROSS),CMAKE_TOOLCHAIN_FILE=$(abspath tools/$(CROSS).cmake))
 WHEEL_TAG = $(BIN)/python -m wheel tags --remove --platform-tag manylinux_2_28_$(MACHINE) $(DIST)/*.whl
 $(SYSROOT): tools/glibc_sysroot.py | $(VENV)/.portable
-	$(BIN)/python -m tools.glibc_sysroot $@ --machine $(MACHINE)
+	$(BIN)/python -m tools.glibc_sysroot $@ $(MACHINE)
 	@touch $@
 endif
 BACKEND_FLAG = $(if $(BACKEND),-DGGML_$(if $(filter cu%,$(BACKEND)),CUDA,VULKAN)=ON)

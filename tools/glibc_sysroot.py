@@ -1,6 +1,6 @@
 """Makes a folder in which GCC finds the headers and symbols of glibc 2.28.
 
-    python -m tools.glibc_sysroot DIR [--machine x86_64|aarch64]
+    python -m tools.glibc_sysroot DIR x86_64|aarch64
 
 An engine that is linked with the builder's own libc needs that version or a newer one. With
 `--sysroot=DIR -L DIR/usr/lib -D__GLIBC_MINOR__=28` it runs on each Linux since 2018, as PEP 600
@@ -11,7 +11,6 @@ program still starts with the builder's crt1.o, which needs the builder's glibc.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import shutil
@@ -92,15 +91,5 @@ def _run(command: list[str | Path], environment: dict[str, str] | None = None) -
     subprocess.run(command, check=True, env=environment)
 
 
-def main() -> int:
-    """Makes the folder that the command line names."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", type=Path, metavar="DIR")
-    parser.add_argument("--machine", choices=("x86_64", "aarch64"), default=os.uname().machine)
-    args = parser.parse_args()
-    make_sysroot(args.out.resolve(), args.machine)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    make_sysroot(Path(sys.argv[1]).resolve(), sys.argv[2])
