@@ -59,16 +59,10 @@ void check_state(projector_state & state) {
 
 // The engine reports by 0 or another number, and gives the reason in its log.
 void check_done(projector_state & state, int32_t rc, const char * what) {
-    if (rc == 0) {
-        return;
+    if (rc != 0) {
+        check_state(state);
+        fail(LLAMA_SPEC_ENGINE, what);
     }
-    if (is_exiting()) {
-        fail(LLAMA_SPEC_EXITING, "the process is ending");
-    }
-    if (is_cancelled(&state)) {
-        fail(LLAMA_SPEC_CANCELLED, "it was cancelled");
-    }
-    fail(LLAMA_SPEC_ENGINE, what);
 }
 
 void log_as_the_engine() {
