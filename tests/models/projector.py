@@ -8,7 +8,7 @@ picture's colour it makes the row of one token.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ COLOUR_TOKENS = tuple(range(ord("a"), ord("i")))
 COLOUR_PATCH = 8
 _TYPES = {"qwen3vl": "qwen3vl_merger", "colours": "phi4"}
 _PATCH, _N_EMBD, _N_FF, _N_HEAD = 4, 32, 64, 2
+_N_MEL, _STACK = 80, 4
 # The side of an image as the encoder sees it; of idefics3 that of a tile.
 _SIDES = {"gemma3": 64, "qwen3vl": 64, "idefics3": 32, "colours": 256}
 
@@ -43,53 +44,39 @@ def build_projector(
 
     `extra`: further keys, which replace those of the family.
     """
+    place = "audio" if family == "ultravox" else "vision"
     if family == "ultravox":
-        return _written(path, _hearing_keys(n_embd, n_layer) | extra, _hearing(n_embd, n_layer))
-    if family == "colours":
+        tensors = dict(_hearing(n_embd, n_layer))
+    elif family == "colours":
         tensors, n_layer = dict(_colours(n_embd)), 0
     else:
         tensors = dict(_random(family, n_embd, n_layer, seed))
-    keys: dict[str, Any] = {
-        "clip.has_vision_encoder": True, "clip.use_gelu": True,
-        "clip.projector_type": _TYPES.get(family, family), "clip.vision.image_size": _SIDES[family],
-        "clip.vision.patch_size": COLOUR_PATCH if family == "colours" else _PATCH,
-        "clip.vision.embedding_length": _N_EMBD, "clip.vision.feed_forward_length": _N_FF,
-        "clip.vision.block_count": n_layer, "clip.vision.projection_dim": n_embd,
-        "clip.vision.attention.head_count": _N_HEAD,
-        "clip.vision.attention.layer_norm_epsilon": 1e-6,
-        "clip.vision.image_mean": [0.5] * 3, "clip.vision.image_std": [0.5] * 3,
+    own: dict[str, Any] = {
+        "embedding_length": _N_EMBD, "feed_forward_length": _N_FF, "block_count": n_layer,
+        "projection_dim": n_embd, "attention.head_count": _N_HEAD,
+        "attention.layer_norm_epsilon": 1e-6,
     }  # fmt: skip
-    keys |= {
-        "gemma3": {"clip.vision.projector.scale_factor": 4},
-        "qwen3vl": {"clip.vision.spatial_merge_size": 2},
-        "idefics3": {
-            "clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 64,
-        },
-        "colours": {"clip.vision.image_min_pixels": 64, "clip.vision.image_max_pixels": 65536},
+    if place == "vision":
+        own |= {
+            "image_size": _SIDES[family], "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+            "patch_size": COLOUR_PATCH if family == "colours" else _PATCH,
+        }  # fmt: skip
+    own |= {
+        "gemma3": {"projector.scale_factor": 4}, "qwen3vl": {"spatial_merge_size": 2},
+        "idefics3": {"projector.scale_factor": 2, "preproc_image_size": 64},
+        "colours": {"image_min_pixels": 64, "image_max_pixels": 65536},
+        "ultravox": {"num_mel_bins": _N_MEL, "projector.stack_factor": _STACK},
     }[family]  # fmt: skip
-    return _written(path, keys | extra, tensors.items())
-
-
-def _written(path: Path, keys: dict[str, Any], tensors: Iterable[tuple[str, Array]]) -> Path:
+    keys: dict[str, Any] = {
+        f"clip.has_{place}_encoder": True, "clip.use_gelu": True,
+        "clip.projector_type": _TYPES.get(family, family),
+        **{f"clip.{place}.{name}": value for name, value in own.items()}, **extra,
+    }  # fmt: skip
     with writing(path, "clip") as writer:
         add_keys(writer, keys)
-        for name, array in tensors:
+        for name, array in tensors.items():
             writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
     return path
-
-
-_N_MEL, _STACK = 80, 4
-
-
-def _hearing_keys(n_embd: int, n_layer: int) -> dict[str, Any]:
-    return {
-        "clip.has_audio_encoder": True, "clip.use_gelu": True, "clip.projector_type": "ultravox",
-        "clip.audio.embedding_length": _N_EMBD, "clip.audio.feed_forward_length": _N_FF,
-        "clip.audio.block_count": n_layer, "clip.audio.projection_dim": n_embd,
-        "clip.audio.attention.head_count": _N_HEAD,
-        "clip.audio.attention.layer_norm_epsilon": 1e-6, "clip.audio.num_mel_bins": _N_MEL,
-        "clip.audio.projector.stack_factor": _STACK,
-    }  # fmt: skip
 
 
 Draw = Callable[..., tuple[str, Array]]
