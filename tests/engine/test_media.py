@@ -147,6 +147,8 @@ def test_a_picture_is_checked() -> None:
     huge = np.broadcast_to(np.zeros((1, 1, 3), np.uint8), (1 << 14, 1 << 14, 3))
     with pytest.raises(ArgumentError):
         eyes.image(huge)
+    with pytest.raises(UnsupportedError):
+        projector("ultravox").image(picture(8, 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)

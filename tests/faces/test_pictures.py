@@ -17,7 +17,7 @@ from pyllama_spec.chat.media_urls import MediaReader
 from pyllama_spec.chat.pictures import decode_picture, take_pictures
 from pyllama_spec.cli import main
 from pyllama_spec.engine.media import decoded_audio, joined
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama_cpp import llama_chat_format
 from tests.media_tools import (
     file_of,
@@ -260,13 +260,6 @@ def test_a_mark_is_no_text_of_the_caller() -> None:
     (mark,) = pictures
     assert marked[0]["content"] == [*text, {"type": "text", "text": mark}]
     assert take_pictures(messages, MediaReader())[1].keys() != pictures.keys()
-
-
-def test_without_a_projector_pictures_are_refused() -> None:
-    messages: Any = [{"role": "user", "content": [url_of(file_of(picture(8, 8)))]}]
-    said = pytest.raises(UnsupportedError, match="mmproj_path")
-    with Llama(seeing("gemma3").path, n_ctx=256) as llm, said:
-        llm.create_chat_completion(messages)
 
 
 def test_a_file_shows_what_a_viewer_shows(tmp_path: Path) -> None:

@@ -152,16 +152,7 @@ def test_a_head_of_the_model_itself_reads_places_in_a_grid() -> None:
     model = context.model
     info = model.info
     target = mtp_context(model, Mtp(), **SIZES)
-    head = Context(
-        model,
-        target=target,
-        n_ctx=512,
-        n_batch=512,
-        n_ubatch=512,
-        is_window=True,
-        is_head=True,
-        n_threads=1,
-    )
+    head = Context(model, target=target, is_window=True, is_head=True, n_threads=1, **SIZES)
     texts, images = Batch(512), Batch(512, n_row=info.n_embd_inp)
     pairs = Batch(512, n_row=head.n_row)
     before, at = np.zeros((1, head.n_row), np.float32), 0
