@@ -35,7 +35,7 @@ namespace {
 
 namespace {
 
-// A second of more channels and samples takes longer to decode: of the common two with 48,000 the limit allows all.
+// The time of decoding grows with channels and samples: a sound with more than two channels of 48,000 has to be shorter.
 constexpr int64_t MAX_PER_SECOND = 2 * 48000;
 constexpr int64_t BLOCK = 1 << 14;
 

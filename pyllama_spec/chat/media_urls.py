@@ -39,7 +39,7 @@ _MAX_HOPS = 5
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {"User-Agent": "pyllama_spec", "Accept": "image/*, audio/*"}
-# Beyond are ranges that lead to an IPv4 address, of networks of their own, of groups; so is 6to4.
+# Other IPv6 addresses, and those of 6to4, lead to IPv4, into private networks, or to groups.
 _UNICAST, _6TO4 = ipaddress.IPv6Network("2000::/3"), ipaddress.IPv6Network("2002::/16")
 
 

@@ -26,7 +26,7 @@ class Picture(NamedTuple):
     is_sound: bool = False
 
 
-# What decoders reserve by a side alone, and what they compute for a scan without data.
+# Decoders reserve memory by the length of a side, and go through all pixels for each scan.
 _MAX_SIDE, _MAX_SCANS = 1 << 16, 100
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 
@@ -128,7 +128,7 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
             if image.width * image.height > MAX_PIXELS or max(image.size) > _MAX_SIDE:
                 expected = f"at most {MAX_PIXELS} pixels, and {_MAX_SIDE} in a row or column"
                 raise ArgumentError(param, f"{image.width}x{image.height}", expected)
-            # Each goes through all pixels; the marker is nowhere in their data.
+            # These bytes begin each scan, and stand nowhere in its data.
             if content.startswith(b"\xff\xd8") and content.count(b"\xff\xda") > _MAX_SCANS:
                 raise ArgumentError(param, problem=f"has more than {_MAX_SCANS} scans")
             if image.mode.startswith("I"):  # 16 bits: converting would cut all that is not dark

@@ -50,7 +50,7 @@ _NEEDED = {
     b"gemma4v": ("v.position_embd.weight",),
     b"gemma4uv": ("v.position_embd.weight",),
 }
-# Encoders of sounds like Whisper's: the engine looks at their first layer, and at places.
+# Encoders of sounds like Whisper's: the engine reads the first layer and positions unchecked.
 _WHISPERS = (
     b"ultravox",
     b"qwen2a",
@@ -291,8 +291,8 @@ def decoded_audio(content: bytes, rate: int) -> Samples:
     """The samples of a WAV, FLAC or MP3 file, one channel at a rate.
 
     Raises:
-        ArgumentError: it is damaged, of another kind, or longer than MAX_SECONDS; or than the
-            seconds that two channels of 48,000 samples have as many of.
+        ArgumentError: it is damaged, of another kind, longer than MAX_SECONDS, or has more samples
+            than two channels of 48,000 a second have in that time.
         UnsupportedError: the rate is 0, that of a projector that takes no sounds.
     """
     if not rate:
