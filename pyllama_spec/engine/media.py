@@ -22,13 +22,15 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Rows
 from pyllama_spec.engine.media_ids import media_ids
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, EngineError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.reader import GgufFile, GgufKey, read_gguf
 
 # An image that is larger has to be scaled down before: the engine keeps several copies of it.
 MAX_PIXELS = 1 << 26
 # Of a sound: models read up to 25 rows of a second.
 MAX_SECONDS = 1800
+# Most are up to 1. The squares of much larger ones are no numbers.
+_MAX_SAMPLE = 1e9
 # The engine divides by them, or loops for ever where they are 0.
 _DIVISORS = (
     "patch_size", "image_size", "embedding_length", "attention.head_count", "spatial_merge_size",
@@ -282,6 +284,8 @@ class Projector(Owner):
         rows = np.zeros((raw.n_rows, self.model.info.n_embd_inp), np.float32)
         code = lib.llama_spec_media_encode(media, i, ffi.from_buffer("float[]", rows))
         check(code, "cannot compute its rows")
+        if not np.isfinite(rows).all():  # in the model's memory other texts would meet them
+            raise EngineError("cannot compute its rows: some of them are no numbers")
         content = positions.tobytes() + rows.tobytes()
         ids = media_ids(content, raw.n_rows, raw.n_positions)
         return MediaRows(ids, rows, positions, raw.n_positions, raw.is_whole)
@@ -308,8 +312,8 @@ def decoded_audio(content: bytes, rate: int) -> Samples:
     if n < 2:
         raise ArgumentError(problem="cannot be read as a sound", remedy="send a WAV, FLAC or MP3")
     samples: Samples = out[:n].copy()
-    if not np.isfinite(samples).all():
-        raise ArgumentError(problem="has samples that are no numbers")
+    if not (np.abs(samples) < _MAX_SAMPLE).all():
+        raise ArgumentError(problem="has samples that are no numbers, or too loud")
     return samples
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import random
+import struct
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.engine.media import MAX_SECONDS, decoded_audio
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
 from tests.fuzz.mutated import mutate
 from tests.media_tools import plain_text, projector, prompt_of, seeing, sound, sound_part, wav
 
@@ -90,6 +91,17 @@ def test_damaged_and_lying_sounds_are_refused() -> None:
         with pytest.raises(ArgumentError):
             decoded_audio(content, RATE)
     assert len(decoded_audio(wide, RATE)) == RATE // 2
+
+
+def test_rows_that_are_no_numbers_reach_no_model() -> None:
+    """The next text would meet them in the model's memory."""
+    loud = np.tile(np.float32([3e38, -3e38]), 800)
+    header = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, RATE, RATE * 4, 4, 32)
+    data = header + b"data" + struct.pack("<I", loud.nbytes) + loud.tobytes()
+    with pytest.raises(ArgumentError):
+        decoded_audio(b"RIFF" + struct.pack("<I", len(data)) + data, RATE)
+    with pytest.raises(EngineError):
+        projector("ultravox").audio(loud)
 
 
 @pytest.mark.parametrize(
