@@ -251,24 +251,14 @@ def _executor(pid: int, reads_media: bool) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_N_THREADS, THREADS)
 
 
-async def answered(
-    create: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], stream: object
-) -> Any:
-    """The result of a Llama.create_... call in an event loop.
-
-    A Deferred gives the handle: Deferred.WHOLE that of a response which is computed as a whole.
-    """
+async def called(call: Callable[[], Any], *, reads_media: bool, timeout_s: object = None) -> Any:
+    """The result of a call in a thread, which reads no pictures when nobody waits for it."""
     import asyncio  # not needed to open a model
 
-    is_stream = check_stream(stream)
-    deferred = Deferred.CHUNKS if is_stream else Deferred.WHOLE
-    call = partial(create, *args, stream=deferred, **keywords)
     asking, context = Asking(), copy_context()
     context.run(ASKING.set, asking)
-    in_context = partial(context.run, call)
-    executor = _executor(os.getpid(), has_media(args[0] if args else keywords.get("messages")))
-    made = asyncio.get_running_loop().run_in_executor(executor, in_context)
-    timeout_s = keywords.get("timeout_s")
+    executor = _executor(os.getpid(), reads_media)
+    made = asyncio.get_running_loop().run_in_executor(executor, partial(context.run, call))
     limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
     try:
         await asyncio.wait([made], timeout=limit)
@@ -277,13 +267,29 @@ async def answered(
                 f"the request did not start within `timeout_s={timeout_s}`",
                 remedy="give it more time",
             )
-        handle: Any = made.result()
+        return made.result()
     finally:
         if not made.done():
             asking.give_up()
             made.add_done_callback(_give_up)
         # An error knows this frame, which would know it: a prompt of megabytes stayed with it.
         del made
+
+
+async def answered(
+    create: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], stream: object
+) -> Any:
+    """The result of a Llama.create_... call in an event loop.
+
+    A Deferred gives the handle: Deferred.WHOLE that of a response which is computed as a whole.
+    """
+    is_stream = check_stream(stream)
+    deferred = Deferred.CHUNKS if is_stream else Deferred.WHOLE
+    handle: Any = await called(
+        partial(create, *args, stream=deferred, **keywords),
+        reads_media=has_media(args[0] if args else keywords.get("messages")),
+        timeout_s=keywords.get("timeout_s"),
+    )
     if not isinstance(handle, Stream):  # of a chat handler
         return handle
     try:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
@@ -17,6 +18,8 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
+from pyllama_spec.chat.pictures import has_media
+from pyllama_spec.llama.llama import called
 from pyllama_spec.server.api_errors import ApiError, api_error, invalid_type, openai_error
 from pyllama_spec.server.models import Keys, Models, stopped, stopping
 from pyllama_spec.server.service import (
@@ -268,13 +271,15 @@ class Exchange:
     async def count_tokens(self, body: Any, to_chat: ToChat | None = None) -> int:
         """The number of tokens of a chat's prompt, without computing them; see generate()."""
 
-        def counted(service: Service) -> int:
-            chat = body if to_chat is None else to_chat(body, service)
+        def counted(service: Service, chat: Any) -> int:
             with service.unstarted(chat, self.info) as handle:
                 return handle.status.n_prompt
 
         async with self.model(body.model) as service:
-            return await asyncio.to_thread(counted, service)
+            chat = body if to_chat is None else await asyncio.to_thread(to_chat, body, service)
+            call = partial(counted, service, chat)
+            n: int = await called(call, reads_media=has_media(chat.messages))
+            return n
 
     # ---- output
 

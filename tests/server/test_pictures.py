@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import base64
+import json
+import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
+from pyllama_spec.engine.media import Part, Prepared, Projector
+from pyllama_spec.errors import CancelledError
 from tests.faces.test_pictures import opened
 from tests.media_tools import file_of, picture, plain_text, prompt_of, seeing, url_of
-from tests.server.world import Client, served
+from tests.models import model_path
+from tests.server.world import PATIENCE_S, Client, served, until
 
 N = 12
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -83,6 +89,29 @@ def test_counts(client: Client) -> None:
         (f"{RESPONSES}/input_tokens", response()),
     ):  # fmt: skip
         assert client.right(path, body)["input_tokens"] == N_PROMPT
+
+
+def test_a_count_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, outcomes, computed = threading.Event(), list[str](), Projector.computed
+
+    def watched(eyes: Projector, prepared: Prepared) -> tuple[Part, ...]:
+        begun.set()
+        try:
+            return computed(eyes, prepared)
+        except CancelledError:
+            outcomes.append("cancelled")
+            raise
+
+    monkeypatch.setattr(Projector, "computed", watched)
+    path = model_path("projector", family="qwen3vl", n_layer=8)
+    with served(opened("qwen3vl", mmproj_path=path, n_ctx=4096)) as client:
+        connection = HTTPConnection(client.url.removeprefix("http://"))
+        connection.request(
+            "POST", f"{CHAT}/input_tokens", json.dumps(chat(file_of(picture(280, 280))))
+        )
+        assert begun.wait(PATIENCE_S)
+        connection.close()
+        until(lambda: bool(outcomes))
 
 
 def test_what_the_server_says_of_itself(client: Client) -> None:
