@@ -57,7 +57,7 @@ class Asking:
             raise self.reason
 
 
-# Of the call that is being made; see answered() in llama.py.
+# Of the call that is being made; see called() in llama.py.
 ASKING: ContextVar[Asking | None] = ContextVar("ASKING", default=None)
 
 
@@ -111,17 +111,17 @@ class Eyes:
                 stack.enter_context(self._turn(timeout_s))
                 found = {mark: self._kept_of(key) for mark, key in wanted.items()}
             read: list[tuple[Part, ...] | Prepared] = []
+            n_tokens = 0
             for piece in pieces:
+                one: tuple[Part, ...] | Prepared
                 if not isinstance(piece, str):
-                    read.append((self._tokens(piece, is_first=not read),))
+                    one = (self._tokens(piece, is_first=not read),)
                 else:
-                    read.append(found[piece] or prepared(self.projector, pictures[piece]))
-            n_tokens = sum(
-                one.n_tokens if isinstance(one, Prepared) else sum(map(_n_tokens, one))
-                for one in read
-            )
-            if n_tokens > n_ctx:
-                raise ContextFullError.of_prompt(n_tokens, n_ctx)
+                    one = found[piece] or prepared(self.projector, pictures[piece])
+                read.append(one)
+                n_tokens += one.n_tokens if isinstance(one, Prepared) else sum(map(_n_tokens, one))
+                if n_tokens > n_ctx:  # a picture of 34 bytes takes megabytes and seconds
+                    raise ContextFullError.of_prompt(n_tokens, n_ctx)
             parts: list[Part] = []
             for mark, one in zip(pieces, read, strict=True):
                 if isinstance(one, Prepared):

@@ -68,6 +68,23 @@ def test_what_does_not_fit_is_refused_before_a_row_is_computed(
     assert not watched.outcomes
 
 
+def test_no_more_pictures_are_scaled_than_fit(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 70 bytes takes megabytes then."""
+    n_scaled, prepared_image = 0, Projector.prepared_image
+
+    def counted(eyes: Projector, pixels: Any) -> Prepared:
+        nonlocal n_scaled
+        n_scaled += 1
+        return prepared_image(eyes, pixels)
+
+    monkeypatch.setattr(Projector, "prepared_image", counted)
+    request = asked(320)
+    request["messages"][0]["content"] *= 50
+    with pytest.raises(ContextFullError):
+        llm.create_chat_completion(**request)
+    assert 1 < n_scaled < 20
+
+
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_cancelled_task_ends_its_own_picture(llm: Llama, watched: Watched, queued: bool) -> None:
     async def run() -> None:
