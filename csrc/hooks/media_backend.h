@@ -1,6 +1,8 @@
 // Call sites that vendor/patches/ adds to the engine's library for images and sounds, and what they pass on.
 #pragma once
 
+#include <thread>
+
 struct ggml_backend;
 struct ggml_cgraph;
 
@@ -19,6 +21,16 @@ public:
     ~cancelled_by();
     cancelled_by(const cancelled_by &) = delete;
     cancelled_by & operator=(const cancelled_by &) = delete;
+};
+
+// A thread that is waited for where an exception ends its scope, such as that of the next one that does not start.
+struct worker : std::thread {
+    using std::thread::operator=;
+    ~worker() {
+        if (joinable()) {
+            join();
+        }
+    }
 };
 
 } // namespace llama_spec

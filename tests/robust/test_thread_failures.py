@@ -103,3 +103,21 @@ fails_and_goes_on(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
 def test_an_assertion_in_a_graph(n_threads: int, at: int, tmp_path: Path) -> None:
     result = run_child(PROGRAM, str(tmp_path / "draft.gguf"), str(n_threads), str(at))
     assert (result.stdout, result.stderr) == ("", "")
+
+
+def test_a_thread_that_does_not_start_for_a_sound() -> None:
+    """Those before it are waited for: else the process would end."""
+    done = run_child("""
+import resource
+from pathlib import Path
+from pyllama_spec.errors import EngineError
+from tests.media_tools import projector, sound
+ears, tone = projector("ultravox"), sound(3.0)
+mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (13 << 20),) * 2)
+try:
+    ears.prepared_audio(tone)
+except EngineError:
+    print("refused")
+""")
+    assert "refused" in done.stdout
