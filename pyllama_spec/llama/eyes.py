@@ -22,6 +22,7 @@ from pyllama_spec.errors import (
     ClosedError,
     ContextFullError,
     DeadlineError,
+    ForkedError,
     ModelLoadError,
     UnsupportedError,
 )
@@ -75,7 +76,7 @@ class Eyes:
         self._kept: OrderedDict[tuple[str, bytes], tuple[Part, ...]] = OrderedDict()
         self._asking: set[Asking] = set()
         self._reads: Asking | None = None
-        self._is_closed = False
+        self._is_closed, self._pid = False, os.getpid()
 
     @classmethod
     def open(cls, model: Model, given: str | os.PathLike[str], **options: Any) -> Eyes | None:
@@ -97,9 +98,12 @@ class Eyes:
             ContextFullError: they do not fit; no row is computed then.
             CancelledError: the request was given up, or cancel() was called.
             DeadlineError: timeout_s has passed.
+            ForkedError: the projector belongs to the parent of this forked process.
         """
         import hashlib  # not for a model without pictures
 
+        if os.getpid() != self._pid:  # a thread that only the parent has may hold the locks
+            raise ForkedError("the projector belongs to the parent process; open it in the child")
         pieces = list(split_at(rendered, list(pictures)))
         wanted = {
             mark: (user, hashlib.sha256(pictures[mark].content).digest())

@@ -14,6 +14,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.engine.media import Part, Prepared, Projector
 from pyllama_spec.errors import CancelledError, ContextFullError, DeadlineError
+from tests.fuzz import runner
 from tests.media_tools import file_of, picture, seeing, url_of
 from tests.models import model_path
 
@@ -132,3 +133,10 @@ def test_pictures_are_kept_for_their_user_alone(llm: Llama, watched: Watched) ->
             ]  # fmt: skip
             assert all(call.result() for call in calls)
     assert watched.outcomes == ["done"] * 2
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(llm: Llama) -> None:
+    assert llm._eyes is not None
+    with llm._eyes._reading:
+        end = runner.run(lambda: llm.create_chat_completion(**asked(32)))
+    assert end.kind == "ForkedError", end
