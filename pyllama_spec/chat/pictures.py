@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -149,9 +150,12 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
 
 
 def split_at(rendered: RenderedChat, marks: Sequence[str]) -> Iterator[RenderedChat | str]:
-    """The chat around the marks, and the marks, in their order; a template may have left some."""
+    """The chat around the marks, and the marks, in their order.
+
+    A template may have left some, and show others twice.
+    """
     text, at = rendered.text, 0
-    for place, mark in sorted((text.find(mark), mark) for mark in marks if mark in text):
+    for place, mark in sorted((m.start(), mark) for mark in marks for m in re.finditer(mark, text)):
         yield _part(rendered, at, place)
         yield mark
         at = place + len(mark)

@@ -41,6 +41,19 @@ def opened(kind: str, **options: Any) -> Llama:
     return Llama(seeing(kind).path, **given)
 
 
+def test_a_template_that_shows_a_message_twice() -> None:
+    content = [{"type": "text", "text": "see "}, url_of(file_of(picture(40, 50)))]
+    shown = "{{ messages[0]['content'] }}, {{ messages[0]['content'] }}"
+    with opened("gemma3", chat_template=shown) as llm:
+        answer = llm.create_chat_completion(
+            [{"role": "user", "content": content}], max_tokens=8, temperature=0,
+            return_token_ids=True,
+        )  # fmt: skip
+    said: tuple[Any, ...] = ("see ", picture(40, 50))
+    parts = prompt_of("gemma3", *said, ", ", *said)
+    assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, 8)
+
+
 @pytest.mark.parametrize("draft", [None, "suffix"])
 @pytest.mark.parametrize("kind", ["gemma3", "qwen3vl", "idefics3"])
 def test_a_chat_about_pictures(kind: str, draft: str | None) -> None:
