@@ -51,6 +51,8 @@ _NEEDED = {
     b"mlp": ("mm.2.weight",),
     b"gemma4v": ("v.position_embd.weight",),
     b"gemma4uv": ("v.position_embd.weight",),
+    b"lfm2a": ("a.position_embd.weight",),
+    b"gemma4a": ("mm.a.input_projection.weight",),
 }
 # Encoders of sounds like Whisper's: the engine reads the first layer and positions unchecked.
 _WHISPERS = (

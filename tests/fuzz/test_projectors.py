@@ -11,6 +11,7 @@ import pytest
 
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.media import Projector
+from pyllama_spec.errors import ModelLoadError
 from tests.fuzz import runner
 from tests.fuzz.gguf_bytes import GgufFile, Value
 from tests.fuzz.mutated import mutate
@@ -154,6 +155,14 @@ def test_a_sound_one(kind: str, tmp_path: Path) -> None:
     model_path("llama", control_names=_NAMES)  # once, not in each case
     end = runner.run(partial(use, projector(kind).write(tmp_path / "a.gguf")))
     assert end.kind == "fine", end
+
+
+@pytest.mark.parametrize("kind", ["lfm2a", "gemma4a"])
+def test_the_width_of_one_that_hears(kind: str, tmp_path: Path) -> None:
+    """The engine takes it from a tensor without a look at whether it is there."""
+    keys = {**projector("mlp").keys, "clip.projector_type": Value("str", kind)}
+    with pytest.raises(ModelLoadError, match="has no tensor"):
+        use(GgufFile(keys, {}).write(tmp_path / "a.gguf"))
 
 
 @pytest.mark.parametrize("kind", release_except(KINDS, ["gemma4v"]))
