@@ -189,6 +189,7 @@ def _decoded(url: str, param: str) -> bytes:
     if len(data) > MAX_BYTES * 4 // 3 + 4:
         raise ArgumentError(param, problem="is too large", expected=f"at most {MAX_BYTES} bytes")
     try:
+        data = data.replace("\r", "").replace("\n", "")  # as base64's tools write it
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         raise ArgumentError(param, problem="is no base64") from None

@@ -195,6 +195,7 @@ def test_what_is_allowed(servers: tuple[Server, Server], folder: Path) -> None:
         f"http://ok.test/to/{quote(f'http://127.0.0.1:{port}/a', '')}",
         "file://a.png", "file:///a.png", "file:a%2Epng", "file://x/../a.png",
         "data:image/png;base64," + base64.b64encode(CONTENT).decode(),
+        "data:image/png;base64,\r\n" + base64.encodebytes(CONTENT).decode(),
     ):  # fmt: skip
         assert reader.read(url, "image") == CONTENT, url
     assert "OK.TEST/a?b=//c" in servers[0].asked and "ok.test:8443/a" in servers[0].asked
