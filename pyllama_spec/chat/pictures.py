@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyllama_spec.chat.media_urls import MAX_BYTES, MediaReader
 from pyllama_spec.chat.template import RenderedChat
 from pyllama_spec.engine.media import MAX_PIXELS, Prepared, Projector, decoded_audio
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -97,10 +97,12 @@ _URL_OF = {"image_url": _url_of, "input_audio": _url_of_sound}
 
 def prepared(projector: Projector, picture: Picture) -> Prepared:
     """A picture or a sound, ready for a projector to compute its rows."""
-    if not picture.is_sound:
-        return projector.prepared_image(decode_picture(picture.content, picture.param))
     try:
-        return projector.prepared_audio(decoded_audio(picture.content, projector.sample_rate))
+        if picture.is_sound:
+            return projector.prepared_audio(decoded_audio(picture.content, projector.sample_rate))
+        return projector.prepared_image(decode_picture(picture.content, picture.param))
+    except EngineError as error:  # such as a side that becomes 0 where it is scaled
+        raise ArgumentError(picture.param, problem=f"is refused: {error.problem}") from None
     except (ArgumentError, UnsupportedError) as error:
         raise error.copied(param=picture.param) from None
 

@@ -89,6 +89,14 @@ def test_bounds_of_a_picture(bound: str, n: int) -> None:
         assert len(rows.ids) == n
 
 
+def test_what_a_projector_cannot_take_is_the_pictures_fault() -> None:
+    for kind, error in (("idefics3", ArgumentError), ("ultravox", UnsupportedError)):
+        thin: Any = url_of(file_of(np.zeros((1, 3000, 3), np.uint8)))
+        with opened(kind) as llm, pytest.raises(error) as caught:
+            llm.create_chat_completion([{"role": "user", "content": [thin]}])
+        assert caught.value.param == "messages[0].content[0].image_url"
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "idefics3"])
 def test_a_saved_chat_goes_on_in_another_process(kind: str) -> None:
     """As another one would load it: in another model, which has read no picture."""
