@@ -413,10 +413,11 @@ class OpenOptions:
         handler = known.get("chat_handler")
         # llama-cpp-python's handlers of pictures say where the projector is.
         if (path := getattr(handler, "clip_model_path", None)) is not None:
-            form = None if "chat_template" in known else getattr(handler, "chat_format", None)
+            text = known.get("chat_template") or getattr(handler, "CHAT_FORMAT", None)
             known |= {
                 "mmproj_path": path, "mmproj_offload": getattr(handler, "use_gpu", True),
-                "chat_handler": None, "chat_format": form,
+                "chat_handler": None, "chat_template": text,
+                "chat_format": None if text else getattr(handler, "chat_format", None),
             }  # fmt: skip
         return cls(model_path, **known), [name for name in keywords if name not in known]
 

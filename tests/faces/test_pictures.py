@@ -274,6 +274,23 @@ def test_handlers_of_llama_cpp_python(name: str, begin: str, end: str) -> None:
     assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, N)
 
 
+def test_a_handlers_own_chat_format() -> None:
+    class Handler(llama_chat_format.Llava15ChatHandler):  # type: ignore[misc, valid-type]
+        CHAT_FORMAT = (
+            "{% for part in messages[0].content %}{{ part.text or part.image_url.url }}{% endfor %}"
+        )
+
+    handler, pixels = Handler(str(projector("gemma3").path)), picture(40, 50)
+    content = [url_of(file_of(pixels)), {"type": "text", "text": "what?"}]
+    with Llama(seeing("gemma3").path, chat_handler=handler, n_ctx=1024, n_threads=1) as llm:
+        answer = llm.create_chat_completion(
+            [{"role": "user", "content": content}], max_tokens=N, temperature=0,
+            return_token_ids=True,
+        )  # fmt: skip
+    parts = prompt_of("gemma3", pixels, "what?")
+    assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, N)
+
+
 def test_a_mark_is_no_text_of_the_caller() -> None:
     text = [{"type": "text", "text": "<__media__> media0"}]
     messages: Any = [{"role": "user", "content": [*text, url_of(file_of(picture(8, 8)))]}]
