@@ -817,6 +817,7 @@ class Llama(Closeable):
     ) -> list[Run]:
         """The runs of the n answers to a chat."""
         media: tuple[PlacedRows, ...] = ()
+        called_s = perf_counter()
         if self._eyes is None or not pictures:
             tokens: Sequence[int] = rendered.tokenize(self.model.vocab)
         else:
@@ -831,7 +832,7 @@ class Llama(Closeable):
         last_n, runs = self.last_n_tokens_size, list[Run]()
         for one in options_of_choices(request, self._opened.seeds):
             runs.append(self._opened.run(tokens, one, last_n=last_n, media=media))
-            runs[-1].record.note = rendered.note
+            runs[-1].record.note, runs[-1].called_s = rendered.note, called_s
         return runs
 
     def _complete(

@@ -465,7 +465,8 @@ class Run:
     ) -> None:
         options, prompt = request.options, request.prompt
         self.request, self.options, self.record = request, options, GenerationRecord(prompt)
-        self._asked_s = perf_counter()
+        # Its pictures are read before it is in line.
+        self.called_s = self._asked_s = perf_counter()
         # ---- its place in line
         self.ready: threading.Condition | None = None  # that there are pieces, or that it ended
         # Its position among those in line; lower is earlier, and -1 until it is in line.
@@ -666,7 +667,7 @@ class Run:
         run = self.sequence
         assert run is not None
         if not run.timing.first_token_s and step.tokens:
-            run.timing.first_token_s = perf_counter() - self._asked_s
+            run.timing.first_token_s = perf_counter() - self.called_s
         if not self.record.n_shifts:
             self.record.n_cached = run.n_cached
         pieces, finish = self._take(step)

@@ -86,6 +86,14 @@ def test_no_more_pictures_are_scaled_than_fit(llm: Llama, monkeypatch: pytest.Mo
     assert 1 < n_scaled < 20
 
 
+def test_the_first_token_comes_after_the_picture(llm: Llama) -> None:
+    begin = time.perf_counter()
+    timing = llm.create_chat_completion(**asked(200))["timing"]
+    wall_s = time.perf_counter() - begin
+    assert timing["first_token_s"] > 0.8 * wall_s
+    assert timing["queue_s"] < 0.2 * wall_s
+
+
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_cancelled_task_ends_its_own_picture(llm: Llama, watched: Watched, queued: bool) -> None:
     async def run() -> None:
