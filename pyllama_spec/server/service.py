@@ -317,8 +317,9 @@ class Answer:
                 yield handle
             service.metrics.note_seconds(monotonic() - begin)
         except BaseException as error:
-            if self._handle is not None and not self._is_counted:
-                self._note_cut(self._handle)
+            if not self._is_counted:
+                if self._handle is not None:  # else its pictures were being read
+                    self._note_cut(self._handle)
                 if not isinstance(error, Exception):  # which the client gets, and is counted then
                     service.metrics.note_left()
             service.note_error(error)

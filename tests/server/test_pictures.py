@@ -18,7 +18,8 @@ from pyllama_spec.errors import CancelledError
 from tests.faces.test_pictures import opened
 from tests.media_tools import file_of, picture, plain_text, prompt_of, seeing, url_of
 from tests.models import model_path
-from tests.server.world import PATIENCE_S, Client, served, until
+from tests.server.test_endpoints import figures
+from tests.server.world import PATIENCE_S, Client, is_idle, served, until
 
 N = 12
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -145,3 +146,17 @@ def test_a_model_that_does_not_see() -> None:
         assert blind.get("/props")[1]["modalities"]["vision"] is False
         status, answer = blind.post(CHAT, chat())
         assert status == 400 and "mmproj" in answer["error"]["message"]
+
+
+def test_a_client_that_leaves_while_its_picture_is_read() -> None:
+    with served(opened("gemma3")) as one:
+        eyes = one.service.llm._eyes
+        assert eyes is not None
+        with eyes._reading:  # it waits for its turn
+            left = one.connect()
+            left.request("POST", CHAT, json.dumps(chat()).encode())
+            until(lambda: bool(eyes._asking))
+            left.close()
+            until(lambda: not eyes._asking)
+        until(lambda: is_idle(one))
+        assert figures(one)['vllm:request_success_total{finished_reason="abort"}'] == 1
