@@ -136,6 +136,12 @@ FORMATS: dict[str, NamedFormat] = {
             "USER:", "ASSISTANT:", head=_VICUNA + " ", between=" ", after=" ", after_answer="</s>"
         )
     ),
+    "llava-1-5": NamedFormat(  # Vicuna's turns after the program's own system message
+        _turns(
+            "USER:", "ASSISTANT:", head="{system} ", between=" ", after=" ", after_answer="</s>",
+            default_system=_VICUNA.replace("user", "human"),
+        )
+    ),
     "zephyr": NamedFormat(
         _turns(
             "<|user|>\n", "<|assistant|>\n", head="<|system|>\n{system}</s>\n", between="\n",

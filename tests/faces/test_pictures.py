@@ -291,6 +291,20 @@ def test_a_handlers_own_chat_format() -> None:
     assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, N)
 
 
+def test_llava_reads_the_system_message() -> None:
+    handler = llama_chat_format.Llava15ChatHandler(str(projector("gemma3").path))
+    chat: list[Any] = [{"role": "user", "content": "what?"}]
+    with Llama(seeing("gemma3").path, chat_handler=handler, n_ctx=1024, n_threads=1) as llm:
+        for messages, system in (
+            ([{"role": "system", "content": "Be kind."}, *chat], "Be kind."),
+            (chat, "A chat between a curious human and an artificial intelligence assistant."),
+        ):
+            answer = llm.create_chat_completion(messages, max_tokens=1, return_token_ids=True)
+            prompt = llm.detokenize(answer["choices"][0]["prompt_token_ids"]).decode()
+            assert prompt.startswith(system)
+            assert prompt.endswith(" USER: what? ASSISTANT:")
+
+
 def test_a_mark_is_no_text_of_the_caller() -> None:
     text = [{"type": "text", "text": "<__media__> media0"}]
     messages: Any = [{"role": "user", "content": [*text, url_of(file_of(picture(8, 8)))]}]

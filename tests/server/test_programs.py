@@ -102,7 +102,7 @@ def test_options_of_llama_cpp_pythons_server(tmp_path: Path) -> None:
     assert meant.keywords["draft"] == "mtp"
     line = "--model m.gguf --clip_model_path p.gguf --chat_format llava-1-5"
     eyes = llama_cpp_server.plan(line.split(), {}).keywords
-    assert (eyes["mmproj_path"], eyes["chat_format"]) == ("p.gguf", "vicuna")
+    assert (eyes["mmproj_path"], eyes["chat_format"]) == ("p.gguf", "llava-1-5")
     plain = llama_cpp_server.plan(["--model", "m.gguf"], {})
     assert (plain.listening.host, plain.listening.port) == ("localhost", 8000)
     assert plain.keywords["n_ctx"] == 2048
