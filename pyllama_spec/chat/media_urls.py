@@ -83,6 +83,8 @@ class MediaReader:
         """
         if url.startswith("data:"):
             return _decoded(url, param)
+        if url.partition(":")[0].lower() not in (*_PORTS, "file"):
+            raise ArgumentError(param, url[:60], _DATA)
         most = min(MAX_BYTES, self._n_left)
         try:
             is_file = url.startswith("file:")
@@ -174,6 +176,7 @@ class MediaReader:
         raise TimeoutError
 
 
+_DATA = "data:image/...;base64,..."
 _SIZES = f"at most {MAX_BYTES} bytes, and {MAX_FETCHED_BYTES} in a chat"
 
 
@@ -185,7 +188,7 @@ def _refused(setup: str) -> UnsupportedError:
 def _decoded(url: str, param: str) -> bytes:
     kind, comma, data = url.partition(",")
     if not comma or not kind.endswith(";base64"):
-        raise ArgumentError(param, url[:60], "data:image/...;base64,...")
+        raise ArgumentError(param, url[:60], _DATA)
     if len(data) > MAX_BYTES * 4 // 3 + 4:
         raise ArgumentError(param, problem="is too large", expected=f"at most {MAX_BYTES} bytes")
     try:

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from pyllama_spec.chat.media_urls import MAX_BYTES, MediaReader
 from pyllama_spec.chat.template import RenderedChat
 from pyllama_spec.engine.media import MAX_PIXELS, Prepared, Projector, decoded_audio
 from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -29,6 +32,7 @@ class Picture(NamedTuple):
 
 # Decoders reserve memory by the length of a side, and go through all pixels for each scan.
 _MAX_SIDE, _MAX_SCANS = 1 << 16, 100
+_N_ROWS = 256  # that are copied at once
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 
 
@@ -138,7 +142,7 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
                 high = np.asarray(image).astype(np.uint32) >> 8
                 image = Image.fromarray(np.minimum(high, 255).astype(np.uint8))
             ImageOps.exif_transpose(image, in_place=True)
-            return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+            return _pixels(image if image.mode == "RGB" else image.convert("RGB"))
     except ArgumentError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever Pillow's decoders raise for a bad file
@@ -151,16 +155,22 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
         ) from None
 
 
-def split_at(rendered: RenderedChat, marks: Sequence[str]) -> Iterator[RenderedChat | str]:
-    """The chat around the marks, and the marks, in their order.
+def _pixels(image: Image) -> Pixels:
+    """Of an RGB image, part by part: as a whole Pillow copies it twice."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for y in range(0, image.height, _N_ROWS):
+        end = min(y + _N_ROWS, image.height)
+        pixels[y:end] = np.asarray(image.crop((0, y, image.width, end)))
+    return pixels
 
-    A template may have left some, and show others twice.
-    """
+
+def split_at(rendered: RenderedChat, marks: Sequence[str]) -> Iterator[RenderedChat | str]:
+    """The chat around the marks, and the marks, in their order; a template may show one twice."""
     text, at = rendered.text, 0
-    for place, mark in sorted((m.start(), mark) for mark in marks for m in re.finditer(mark, text)):
-        yield _part(rendered, at, place)
-        yield mark
-        at = place + len(mark)
+    for found in re.finditer("|".join(marks), text):
+        yield _part(rendered, at, found.start())
+        yield found[0]
+        at = found.end()
     yield _part(rendered, at, len(text))
 
 

@@ -138,7 +138,8 @@ def _text(content: object, i: int) -> str | None:
             medium = MEDIA.get(str(part["type"]))
             raise UnsupportedError(
                 f"{medium} input is not supported" if medium else "",
-                param=f"messages[{i}].content[{k}].type", value=part["type"], expected="text alone",
+                param=f"messages[{i}].content[{k}].type", value=part["type"],
+                expected="text alone" if medium else "text, or image_url and input_audio",
                 setup="give the model its projector, as `mmproj_path`" if medium else "",
             )  # fmt: skip
         text = part.get(part["type"])

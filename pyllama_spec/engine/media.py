@@ -52,6 +52,7 @@ _NEEDED = {
     b"gemma4v": ("v.position_embd.weight",),
     b"gemma4uv": ("v.position_embd.weight",),
     b"lfm2a": ("a.position_embd.weight",),
+    b"qwen3a": ("a.position_embd.weight",),
     b"gemma4a": ("mm.a.input_projection.weight",),
 }
 # Encoders of sounds like Whisper's: the engine reads the first layer and positions unchecked.

@@ -96,6 +96,7 @@ class Eyes:
 
         Raises:
             ContextFullError: they do not fit; no row is computed then.
+            UnsupportedError: the template leaves out a picture.
             CancelledError: the request was given up, or cancel() was called.
             DeadlineError: timeout_s has passed.
             ForkedError: the projector belongs to the parent of this forked process.
@@ -109,6 +110,11 @@ class Eyes:
             mark: (user, hashlib.sha256(pictures[mark].content).digest())
             for mark in pieces if isinstance(mark, str)
         }  # fmt: skip
+        for mark in pictures.keys() - wanted.keys():
+            raise UnsupportedError(
+                "is not shown by the chat template", param=pictures[mark].param,
+                remedy="give another chat_template",
+            )  # fmt: skip
         with contextlib.ExitStack() as stack:
             found = {mark: self._kept_of(key) for mark, key in wanted.items()}
             if None in found.values():
@@ -125,12 +131,14 @@ class Eyes:
                 read.append(one)
                 n_tokens += one.n_tokens if isinstance(one, Prepared) else sum(map(_n_tokens, one))
                 if n_tokens > n_ctx:  # a picture of 34 bytes takes megabytes and seconds
-                    raise ContextFullError.of_prompt(n_tokens, n_ctx)
+                    raise ContextFullError.of_prompt(n_tokens, n_ctx).copied(
+                        setup="choose a larger `n_ctx`, or a smaller `image_max_tokens`"
+                    )
             parts: list[Part] = []
-            for mark, one in zip(pieces, read, strict=True):
+            for piece, one in zip(pieces, read, strict=True):
                 if isinstance(one, Prepared):
-                    assert isinstance(mark, str)
-                    one = self._computed(wanted[mark], one)
+                    assert isinstance(piece, str)
+                    one = self._computed(wanted[piece], one)
                 parts += one
             return joined(parts)
 

@@ -303,8 +303,8 @@ format_gemma, format_openchat, format = _named("gemma"), _named("openchat"), _na
 # The form of chats with pictures, by their name of it; None for that of the model's file.
 PICTURE_FORMATS: Mapping[str, str | None] = {
     "llava-1-5": "llava-1-5", "llava-1-6": "llava-1-5", "obsidian": "obsidian",
-    "moondream": "moondream", "nanollava": "chatml", "llama-3-vision-alpha": "llama-3", "minicpm-v-2.6": None,
-    "qwen2.5-vl": None, "gemma4": None, "mtmd": None,
+    "moondream": "moondream", "nanollava": "chatml", "llama-3-vision-alpha": "llama-3",
+    "minicpm-v-2.6": None, "qwen2.5-vl": None, "gemma4": None, "mtmd": None,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from pyllama_spec.chat.media_urls import MediaReader
 from pyllama_spec.chat.pictures import decode_picture, take_pictures
 from pyllama_spec.cli import main
 from pyllama_spec.engine.media import decoded_audio, joined
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama_cpp import llama_chat_format
 from tests.media_tools import (
     file_of,
@@ -52,6 +52,16 @@ def test_a_template_that_shows_a_message_twice() -> None:
     said: tuple[Any, ...] = ("see ", picture(40, 50))
     parts = prompt_of("gemma3", *said, ", ", *said)
     assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, 8)
+
+
+def test_a_template_that_changes_the_text_is_refused() -> None:
+    """It answered without the picture."""
+    with opened("gemma3", chat_template="{{ messages[0]['content'] | upper }}") as llm:
+        with pytest.raises(UnsupportedError) as caught:
+            llm.create_chat_completion(
+                [{"role": "user", "content": [url_of(file_of(picture(8, 8)))]}]
+            )
+        assert caught.value.param == "messages[0].content[0].image_url"
 
 
 @pytest.mark.parametrize("draft", [None, "suffix"])

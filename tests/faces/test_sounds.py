@@ -95,7 +95,7 @@ def test_damaged_and_lying_sounds_are_refused() -> None:
 
 def test_rows_that_are_no_numbers_reach_no_model() -> None:
     """The next text would meet them in the model's memory."""
-    loud = np.tile(np.float32([3e38, -3e38]), 800)
+    loud = np.tile(np.array([3e38, -3e38], np.float32), 800)
     header = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, RATE, RATE * 4, 4, 32)
     data = header + b"data" + struct.pack("<I", loud.nbytes) + loud.tobytes()
     with pytest.raises(ArgumentError):

@@ -15,7 +15,7 @@ from pyllama_spec.errors import ModelLoadError
 from tests.fuzz import runner
 from tests.fuzz.gguf_bytes import GgufFile, Value
 from tests.fuzz.mutated import mutate
-from tests.media_tools import picture
+from tests.media_tools import picture, sound
 from tests.models import model_path
 from tests.models.projector import CONTROL_NAMES
 from tests.tiers import release_except
@@ -25,7 +25,10 @@ _N, _FF, _OUT, _FOUR = 32, 64, 64, 128
 _PATCH, _SIDE, _N_LAYER = 4, 32, 2
 _NAMES = (*CONTROL_NAMES["gemma3"], *CONTROL_NAMES["qwen3vl"], *CONTROL_NAMES["idefics3"],
           "<image>", "</image>", "<|image_start|>", "<|image_end|>", "[IMG_BREAK]", "[IMG_END]",
-          "<img>", "</img>", "<|begin_of_image|>", "<|end_of_image|>")  # fmt: skip
+          "<img>", "</img>", "<|begin_of_image|>", "<|end_of_image|>", "<|audio_bos|>",
+          "<|audio_eos|>", "<|audio_start|>", "<|audio_end|>", "<|begin_of_audio|>",
+          "<|end_of_audio|>", "[BEGIN_AUDIO]", "<sound>", "</sound>", "<|audio|>", "<audio|>"
+)  # fmt: skip
 
 
 def _linear(place: str, n_in: int, n_out: int, *, bias: bool = True) -> dict[str, tuple[int, ...]]:
@@ -70,6 +73,40 @@ KINDS: dict[str, dict[str, tuple[int, ...]]] = {
         **_linear("mm.down", _FF, _OUT, bias=False), "v.boi": (_OUT,), "v.eoi": (_OUT,),
     },
 }  # fmt: skip
+
+
+def _sound_mlp(
+    place: int, n_in: int, n_out: int, *, bias: bool = True
+) -> dict[str, tuple[int, ...]]:
+    return _linear(f"mm.a.mlp.{place}", n_in, n_out, bias=bias)
+
+
+_CONVOLUTIONS = {
+    **{f"a.conv2d.{i}.weight": (3, 3, 1 if i == 1 else 8, 8) for i in (1, 2, 3)},
+    **{f"a.conv2d.{i}.bias": (8,) for i in (1, 2, 3)}, "a.conv_out.weight": (80, _N),
+}  # fmt: skip
+# Those of projectors that hear.
+SOUNDS: dict[str, dict[str, tuple[int, ...]]] = {
+    "ultravox": {
+        **_norm("mm.a.norm_pre", _FOUR, bias=False), **_sound_mlp(1, _FOUR, 2 * _FF, bias=False),
+        **_norm("mm.a.norm_mid", _FF, bias=False), **_sound_mlp(2, _FF, _OUT, bias=False),
+    },
+    "voxtral": {
+        **_sound_mlp(1, 2 * _N, _FF, bias=False), **_sound_mlp(2, _FF, _OUT, bias=False)
+    },
+    "qwen2a": _linear("mm.a.fc", _N, _OUT),
+    "qwen3a": {**_CONVOLUTIONS, **_sound_mlp(1, _N, _FF), **_sound_mlp(2, _FF, _OUT)},
+    "meralion": {
+        **_norm("mm.a.norm_pre", _FOUR), **_sound_mlp(0, _FOUR, _FF), **_sound_mlp(1, _FF, _FF),
+        **_sound_mlp(2, _FF, _FF), **_sound_mlp(3, _FF, _OUT),
+    },
+    "musicflamingo": {**_sound_mlp(1, _N, _FF), **_sound_mlp(2, _FF, _OUT)},
+    "glma": {
+        **_norm("mm.a.norm_pre", _N), **_sound_mlp(1, _FOUR, _FF), **_sound_mlp(2, _FF, _OUT),
+        "v.boi": (_OUT,), "v.eoi": (_OUT,),
+    },
+    "gemma4ua": {"mm.a.input_projection.weight": (640, _OUT)},
+}  # fmt: skip
 _JOINED = ("qwen3vl_merger", "cogvlm", "kimik25", "dots_ocr")
 _GATED = ("pixtral", "gemma4v", "dots_ocr", "qwen2.5vl_merger")
 _MORE_PATCHES = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "ling3vl")
@@ -79,6 +116,35 @@ _WITH_CLASS = ("internvl", "cogvlm")
 
 def projector(kind: str) -> GgufFile:
     """A sound file of a type."""
+    return _hearing(kind) if kind in SOUNDS else _seeing(kind)
+
+
+def _hearing(kind: str) -> GgufFile:
+    audio = {
+        "embedding_length": _N, "feed_forward_length": _FF, "block_count": _N_LAYER,
+        "projection_dim": _OUT, "attention.head_count": 2, "num_mel_bins": 80,
+        "projector.stack_factor": 2 if kind == "voxtral" else 4,
+    }  # fmt: skip
+    keys = {
+        "general.architecture": Value("str", "clip"), "clip.projector_type": Value("str", kind),
+        "clip.has_audio_encoder": Value("bool", True), "clip.use_gelu": Value("bool", True),
+        "clip.audio.attention.layer_norm_epsilon": Value("f32", 1e-6),
+        **{f"clip.audio.{name}": Value("u32", value) for name, value in audio.items()},
+    }  # fmt: skip
+    tensors: dict[str, tuple[int, ...]] = {"a.position_embd.weight": (_N, 1500)}
+    if kind != "qwen3a":
+        for i, n_in in ((1, 80), (2, _N)):
+            tensors |= {f"a.conv1d.{i}.weight": (3, n_in, _N), f"a.conv1d.{i}.bias": (1, _N)}
+    for i in range(_N_LAYER):
+        block = f"a.blk.{i}"
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            tensors |= _linear(f"{block}.{name}", _N, _N, bias=name != "attn_k")
+        tensors |= _linear(f"{block}.ffn_up", _N, _FF) | _linear(f"{block}.ffn_down", _FF, _N)
+        tensors |= _norm(f"{block}.ln1", _N) | _norm(f"{block}.ln2", _N)
+    return GgufFile(keys, tensors | _norm("a.post_ln", _N) | SOUNDS[kind])
+
+
+def _seeing(kind: str) -> GgufFile:
     vision: dict[str, int] = {
         "image_size": _SIDE, "patch_size": _PATCH, "embedding_length": _N,
         "feed_forward_length": _FF, "block_count": _N_LAYER, "projection_dim": _OUT,
@@ -124,8 +190,11 @@ def projector(kind: str) -> GgufFile:
 def use(path: Path) -> None:
     text = model_path("llama", control_names=_NAMES)
     with Model(text) as model, Projector(model, path, n_threads=1) as eyes:
-        for size in ((40, 50), (33, 65)):
-            eyes.image(picture(*size))
+        if not eyes.sees:
+            eyes.audio(sound(0.7))
+        else:
+            for size in ((40, 50), (33, 65)):
+                eyes.image(picture(*size))
 
 
 def changed(kind: str) -> Iterator[tuple[str, GgufFile]]:
@@ -150,7 +219,7 @@ def changed(kind: str) -> Iterator[tuple[str, GgufFile]]:
             )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *SOUNDS])
 def test_a_sound_one(kind: str, tmp_path: Path) -> None:
     model_path("llama", control_names=_NAMES)  # once, not in each case
     end = runner.run(partial(use, projector(kind).write(tmp_path / "a.gguf")))
@@ -165,14 +234,14 @@ def test_the_width_of_one_that_hears(kind: str, tmp_path: Path) -> None:
         use(GgufFile(keys, {}).write(tmp_path / "a.gguf"))
 
 
-@pytest.mark.parametrize("kind", release_except(KINDS, ["gemma4v"]))
+@pytest.mark.parametrize("kind", release_except([*KINDS, *SOUNDS], ["gemma4v", "qwen2a"]))
 def test_changed_ones(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     for what, file in changed(kind):
         assert (end := runner.run(partial(use, file.write(path)))).is_allowed, (what, end)
 
 
-@pytest.mark.parametrize("kind", release_except(KINDS, ["mlp", "qwen2.5vl_merger"]))
+@pytest.mark.parametrize("kind", release_except([*KINDS, *SOUNDS], ["mlp", "qwen2.5vl_merger"]))
 def test_bytes_changed(kind: str, tmp_path: Path) -> None:
     draw, path = random.Random(kind), tmp_path / "a.gguf"
     whole = projector(kind).write(path).read_bytes()
