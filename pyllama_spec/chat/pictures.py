@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ from pyllama_spec.chat.media_urls import MAX_BYTES, MediaReader
 from pyllama_spec.chat.template import RenderedChat
 from pyllama_spec.engine.media import MAX_PIXELS, Prepared, Projector, decoded_audio
 from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -142,7 +139,12 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
                 high = np.asarray(image).astype(np.uint32) >> 8
                 image = Image.fromarray(np.minimum(high, 255).astype(np.uint8))
             ImageOps.exif_transpose(image, in_place=True)
-            return _pixels(image if image.mode == "RGB" else image.convert("RGB"))
+            rgb = image if image.mode == "RGB" else image.convert("RGB")
+            pixels = np.empty((rgb.height, rgb.width, 3), np.uint8)
+            for y in range(0, rgb.height, _N_ROWS):  # of a whole one Pillow makes two copies
+                lower = min(y + _N_ROWS, rgb.height)
+                pixels[y:lower] = np.asarray(rgb.crop((0, y, rgb.width, lower)))
+            return pixels
     except ArgumentError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever Pillow's decoders raise for a bad file
@@ -153,15 +155,6 @@ def decode_picture(content: bytes, param: str = "image") -> Pixels:
             problem=f"cannot be read as a picture{why}",
             remedy="send a PNG, JPEG, GIF, WebP or BMP",
         ) from None
-
-
-def _pixels(image: Image) -> Pixels:
-    """Of an RGB image, part by part: as a whole Pillow copies it twice."""
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    for y in range(0, image.height, _N_ROWS):
-        end = min(y + _N_ROWS, image.height)
-        pixels[y:end] = np.asarray(image.crop((0, y, image.width, end)))
-    return pixels
 
 
 def split_at(rendered: RenderedChat, marks: Sequence[str]) -> Iterator[RenderedChat | str]:

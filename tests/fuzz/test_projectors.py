@@ -22,7 +22,12 @@ from tests.tiers import release_except
 
 # Widths of a row, of a layer's inside, of the model's rows, and of four rows as one.
 _N, _FF, _OUT, _FOUR = 32, 64, 64, 128
-_PATCH, _SIDE, _N_LAYER = 4, 32, 2
+_PATCH, _SIDE, _N_LAYER, _MELS = 4, 32, 2, 80
+_SIZES = {
+    "image_size": _SIDE, "patch_size": _PATCH, "projector.scale_factor": 2, "window_size": 16,
+    "spatial_merge_size": 2, "image_min_pixels": 256, "image_max_pixels": 4096,
+    "preproc_image_size": 64, "preproc_min_tiles": 1, "preproc_max_tiles": 4,
+}  # fmt: skip
 _NAMES = (*CONTROL_NAMES["gemma3"], *CONTROL_NAMES["qwen3vl"], *CONTROL_NAMES["idefics3"],
           "<image>", "</image>", "<|image_start|>", "<|image_end|>", "[IMG_BREAK]", "[IMG_END]",
           "<img>", "</img>", "<|begin_of_image|>", "<|end_of_image|>", "<|audio_bos|>",
@@ -75,34 +80,36 @@ KINDS: dict[str, dict[str, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def _sound_mlp(
-    place: int, n_in: int, n_out: int, *, bias: bool = True
-) -> dict[str, tuple[int, ...]]:
-    return _linear(f"mm.a.mlp.{place}", n_in, n_out, bias=bias)
+def _mlp(*layers: tuple[int, int, int], bias: bool = True) -> dict[str, tuple[int, ...]]:
+    """Layers behind an encoder of sounds: their places, and widths."""
+    return {
+        name: shape
+        for i, n_in, n_out in layers
+        for name, shape in _linear(f"mm.a.mlp.{i}", n_in, n_out, bias=bias).items()
+    }
 
 
-_CONVOLUTIONS = {
-    **{f"a.conv2d.{i}.weight": (3, 3, 1 if i == 1 else 8, 8) for i in (1, 2, 3)},
-    **{f"a.conv2d.{i}.bias": (8,) for i in (1, 2, 3)}, "a.conv_out.weight": (80, _N),
-}  # fmt: skip
+_TO_OUT = (2, _FF, _OUT)
 # Those of projectors that hear.
 SOUNDS: dict[str, dict[str, tuple[int, ...]]] = {
     "ultravox": {
-        **_norm("mm.a.norm_pre", _FOUR, bias=False), **_sound_mlp(1, _FOUR, 2 * _FF, bias=False),
-        **_norm("mm.a.norm_mid", _FF, bias=False), **_sound_mlp(2, _FF, _OUT, bias=False),
+        **_norm("mm.a.norm_pre", _FOUR, bias=False), **_norm("mm.a.norm_mid", _FF, bias=False),
+        **_mlp((1, _FOUR, 2 * _FF), _TO_OUT, bias=False),
     },
-    "voxtral": {
-        **_sound_mlp(1, 2 * _N, _FF, bias=False), **_sound_mlp(2, _FF, _OUT, bias=False)
-    },
+    "voxtral": _mlp((1, 2 * _N, _FF), _TO_OUT, bias=False),
     "qwen2a": _linear("mm.a.fc", _N, _OUT),
-    "qwen3a": {**_CONVOLUTIONS, **_sound_mlp(1, _N, _FF), **_sound_mlp(2, _FF, _OUT)},
-    "meralion": {
-        **_norm("mm.a.norm_pre", _FOUR), **_sound_mlp(0, _FOUR, _FF), **_sound_mlp(1, _FF, _FF),
-        **_sound_mlp(2, _FF, _FF), **_sound_mlp(3, _FF, _OUT),
+    "qwen3a": {
+        **{f"a.conv2d.{i}.weight": (3, 3, 1 if i == 1 else 8, 8) for i in (1, 2, 3)},
+        **{f"a.conv2d.{i}.bias": (8,) for i in (1, 2, 3)}, "a.conv_out.weight": (_MELS, _N),
+        **_mlp((1, _N, _FF), _TO_OUT),
     },
-    "musicflamingo": {**_sound_mlp(1, _N, _FF), **_sound_mlp(2, _FF, _OUT)},
+    "meralion": {
+        **_norm("mm.a.norm_pre", _FOUR),
+        **_mlp((0, _FOUR, _FF), (1, _FF, _FF), (2, _FF, _FF), (3, _FF, _OUT)),
+    },
+    "musicflamingo": _mlp((1, _N, _FF), _TO_OUT),
     "glma": {
-        **_norm("mm.a.norm_pre", _N), **_sound_mlp(1, _FOUR, _FF), **_sound_mlp(2, _FF, _OUT),
+        **_norm("mm.a.norm_pre", _N), **_mlp((1, _FOUR, _FF), _TO_OUT),
         "v.boi": (_OUT,), "v.eoi": (_OUT,),
     },
     "gemma4ua": {"mm.a.input_projection.weight": (640, _OUT)},
@@ -116,75 +123,56 @@ _WITH_CLASS = ("internvl", "cogvlm")
 
 def projector(kind: str) -> GgufFile:
     """A sound file of a type."""
-    return _hearing(kind) if kind in SOUNDS else _seeing(kind)
-
-
-def _hearing(kind: str) -> GgufFile:
-    audio = {
+    hears = kind in SOUNDS
+    name, place = ("audio", "a") if hears else ("vision", "v")
+    sizes = {
         "embedding_length": _N, "feed_forward_length": _FF, "block_count": _N_LAYER,
-        "projection_dim": _OUT, "attention.head_count": 2, "num_mel_bins": 80,
-        "projector.stack_factor": 2 if kind == "voxtral" else 4,
+        "projection_dim": _OUT, "attention.head_count": 2,
+        **({"num_mel_bins": _MELS, "projector.stack_factor": 2 if kind == "voxtral" else 4}
+           if hears else _SIZES), **({"n_wa_pattern": 2} if kind == "qwen2.5vl_merger" else {}),
     }  # fmt: skip
     keys = {
         "general.architecture": Value("str", "clip"), "clip.projector_type": Value("str", kind),
-        "clip.has_audio_encoder": Value("bool", True), "clip.use_gelu": Value("bool", True),
-        "clip.audio.attention.layer_norm_epsilon": Value("f32", 1e-6),
-        **{f"clip.audio.{name}": Value("u32", value) for name, value in audio.items()},
+        f"clip.has_{name}_encoder": Value("bool", True), "clip.use_gelu": Value("bool", True),
+        f"clip.{name}.attention.layer_norm_epsilon": Value("f32", 1e-6),
+        **{f"clip.{name}.{key}": Value("u32", value) for key, value in sizes.items()},
     }  # fmt: skip
-    tensors: dict[str, tuple[int, ...]] = {"a.position_embd.weight": (_N, 1500)}
-    if kind != "qwen3a":
-        for i, n_in in ((1, 80), (2, _N)):
+    tensors: dict[str, tuple[int, ...]] = _norm(f"{place}.post_ln", _N)
+    if hears:
+        tensors["a.position_embd.weight"] = (_N, 1500)
+        for i, n_in in ((1, _MELS), (2, _N)) if kind != "qwen3a" else ():
             tensors |= {f"a.conv1d.{i}.weight": (3, n_in, _N), f"a.conv1d.{i}.bias": (1, _N)}
+    else:
+        keys |= {f"clip.vision.image_{one}": Value("[f32]", [0.5] * 3) for one in ("mean", "std")}
+        tensors |= _patches(kind)
     for i in range(_N_LAYER):
-        block = f"a.blk.{i}"
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            tensors |= _linear(f"{block}.{name}", _N, _N, bias=name != "attn_k")
-        tensors |= _linear(f"{block}.ffn_up", _N, _FF) | _linear(f"{block}.ffn_down", _FF, _N)
+        block = f"{place}.blk.{i}"
+        names = ("attn_qkv",) if kind in _JOINED else ("attn_q", "attn_k", "attn_v")
+        for name in names:
+            bias = not (hears and name == "attn_k")
+            tensors |= _linear(f"{block}.{name}", _N, 3 * _N // len(names), bias=bias)
+        tensors |= _linear(f"{block}.attn_out", _N, _N) | _linear(f"{block}.ffn_up", _N, _FF)
+        tensors |= _linear(f"{block}.ffn_down", _FF, _N)
         tensors |= _norm(f"{block}.ln1", _N) | _norm(f"{block}.ln2", _N)
-    return GgufFile(keys, tensors | _norm("a.post_ln", _N) | SOUNDS[kind])
+        if kind in _GATED:
+            tensors |= _linear(f"{block}.ffn_gate", _N, _FF, bias=False)
+    return GgufFile(keys, tensors | {**KINDS, **SOUNDS}[kind])
 
 
-def _seeing(kind: str) -> GgufFile:
-    vision: dict[str, int] = {
-        "image_size": _SIDE, "patch_size": _PATCH, "embedding_length": _N,
-        "feed_forward_length": _FF, "block_count": _N_LAYER, "projection_dim": _OUT,
-        "attention.head_count": 2, "projector.scale_factor": 2, "spatial_merge_size": 2,
-        "image_min_pixels": 256, "image_max_pixels": 4096, "preproc_image_size": 64,
-        "preproc_min_tiles": 1, "preproc_max_tiles": 4, "window_size": 16,
-    }  # fmt: skip
-    if kind == "qwen2.5vl_merger":
-        vision["n_wa_pattern"] = 2
-    keys = {
-        "general.architecture": Value("str", "clip"), "clip.projector_type": Value("str", kind),
-        "clip.has_vision_encoder": Value("bool", True), "clip.use_gelu": Value("bool", True),
-        "clip.vision.attention.layer_norm_epsilon": Value("f32", 1e-6),
-        "clip.vision.image_mean": Value("[f32]", [0.5] * 3),
-        "clip.vision.image_std": Value("[f32]", [0.5] * 3),
-        **{f"clip.vision.{name}": Value("u32", value) for name, value in vision.items()},
-    }  # fmt: skip
+def _patches(kind: str) -> dict[str, tuple[int, ...]]:
     n_places = (_SIDE // _PATCH) ** 2 + (kind in _WITH_CLASS)
     patches = (_PATCH, _PATCH, 3, _N)
     tensors: dict[str, tuple[int, ...]] = {
-        "v.patch_embd.weight": patches, **_norm("v.post_ln", _N),
+        "v.patch_embd.weight": patches,
         "v.position_embd.weight": (_N, 64, 2) if kind == "gemma4v" else (_N, n_places),
-    }  # fmt: skip
+    }
     if kind not in _WITHOUT_BIAS:
         tensors["v.patch_embd.bias"] = (_N,)
     if kind in _WITH_CLASS:
         tensors["v.class_embd"] = (_N,)
     if kind in _MORE_PATCHES:
         tensors["v.patch_embd.weight.1"] = patches
-    for i in range(_N_LAYER):
-        block = f"v.blk.{i}"
-        names = ("attn_qkv",) if kind in _JOINED else ("attn_q", "attn_k", "attn_v")
-        for name in names:
-            tensors |= _linear(f"{block}.{name}", _N, 3 * _N // len(names))
-        tensors |= _linear(f"{block}.attn_out", _N, _N) | _linear(f"{block}.ffn_up", _N, _FF)
-        tensors |= _linear(f"{block}.ffn_down", _FF, _N)
-        tensors |= _norm(f"{block}.ln1", _N) | _norm(f"{block}.ln2", _N)
-        if kind in _GATED:
-            tensors |= _linear(f"{block}.ffn_gate", _N, _FF, bias=False)
-    return GgufFile(keys, tensors | KINDS[kind])
+    return tensors
 
 
 def use(path: Path) -> None:
