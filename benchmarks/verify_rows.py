@@ -1,12 +1,13 @@
 """The cost of a verify batch over one row, beside the engine's own kernels in the same run.
 
+    python -m benchmarks.verify_rows [-m MODEL.gguf ...] [--threads 1]
     python -m benchmarks.verify_rows [--types Q4_K_M BF16] [--random 14] [--threads 1]
 
-The model is SmolLM2. With `--random N` it has N random layers of the sizes of a Llama of 1B
-parameters (14 are 0.9B), and its weights are read from memory, not from a cache. A batch follows 64
-tokens, and has logits at every row. Each side has a model and a context of its own; they are
-measured in turns. Figures are medians of the repeats, of the thread's processor time, or of wall
-time with more than one thread.
+Without -m the model is SmolLM2 in some types. With `--random N` it has N random layers of the sizes
+of a Llama of 1B parameters (14 are 0.9B), and its weights are read from memory, not from a cache. A
+batch follows 64 tokens, and has logits at every row. Each side has a model and a context of its
+own; they are measured in turns. Figures are medians of the repeats, of the thread's processor time,
+or of wall time with more than one thread.
 
     ours, stock     the time of a batch of that width over one row of the same side
     beside stock    our time over that of the engine's own kernels at the same width
@@ -125,6 +126,7 @@ def show(kind: str, path: Path, medians: dict[str, dict[int, float]]) -> dict[st
 def main() -> None:
     """Measures each type, and prints its lines."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-m", "--model", nargs="+", type=Path, default=())
     parser.add_argument("--types", nargs="+", default=TYPES)
     parser.add_argument("--random", type=int, default=0, metavar="LAYERS")
     parser.add_argument("--threads", type=int, default=1)
@@ -134,8 +136,10 @@ def main() -> None:
     args = parser.parse_args()
     print(f"rows: {' '.join(f'{w:6d}' for w in WIDTHS)}", flush=True)
     rows = []
-    for kind in args.types:
-        path = random_model(args.random, kind, args.work) if args.random else smollm2(kind)
+    paths = {path.stem: path for path in args.model}
+    for kind in () if paths else args.types:
+        paths[kind] = random_model(args.random, kind, args.work) if args.random else smollm2(kind)
+    for kind, path in paths.items():
         rows.append(show(kind, path, measure(path, args.threads, args.repeats)))
         if args.json is not None:
             args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
