@@ -76,7 +76,7 @@ class Eyes:
         self._kept: OrderedDict[tuple[str, bytes], tuple[Part, ...]] = OrderedDict()
         self._asking: set[Asking] = set()
         self._reads: Asking | None = None
-        self._is_closed, self._pid = False, os.getpid()
+        self._is_closed = False
 
     @classmethod
     def open(cls, model: Model, given: str | os.PathLike[str], **options: Any) -> Eyes | None:
@@ -103,7 +103,7 @@ class Eyes:
         """
         import hashlib  # not for a model without pictures
 
-        if os.getpid() != self._pid:  # a thread that only the parent has may hold the locks
+        if self.projector.is_forked:  # a thread that only the parent has may hold the locks
             raise ForkedError("the projector belongs to the parent process; open it in the child")
         pieces = list(split_at(rendered, list(pictures)))
         wanted = {

@@ -262,6 +262,17 @@ def test_a_picture_in_a_conversation(
     assert "nowhere.png" in shown.err
 
 
+def asked(handler: Any) -> Any:
+    """The ids of an answer about a picture."""
+    content = [url_of(file_of(picture(40, 50))), {"type": "text", "text": "what?"}]
+    with Llama(seeing("gemma3").path, chat_handler=handler, n_ctx=1024, n_threads=1) as llm:
+        answer: Any = llm.create_chat_completion(
+            [{"role": "user", "content": content}], max_tokens=N, temperature=0,
+            return_token_ids=True,
+        )  # fmt: skip
+    return answer["choices"][0]["token_ids"]
+
+
 @pytest.mark.parametrize(
     ("name", "begin", "end"),
     [
@@ -273,15 +284,9 @@ def test_a_picture_in_a_conversation(
 def test_handlers_of_llama_cpp_python(name: str, begin: str, end: str) -> None:
     path = str(projector("gemma3").path)
     handler = getattr(llama_chat_format, name)(clip_model_path=path, verbose=False)
-    pixels = picture(40, 50)
-    content = [url_of(file_of(pixels)), {"type": "text", "text": "what?"}]
-    with Llama(seeing("gemma3").path, chat_handler=handler, n_ctx=1024, n_threads=1) as llm:
-        answer = llm.create_chat_completion(
-            [{"role": "user", "content": content}], max_tokens=N, temperature=0,
-            return_token_ids=True,
-        )  # fmt: skip
-    parts = prompt_of("gemma3", begin, pixels, f"what?{end}")
-    assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, N)
+    assert asked(handler) == plain_text(
+        "gemma3", prompt_of("gemma3", begin, picture(40, 50), f"what?{end}"), N
+    )
 
 
 def test_a_handlers_own_chat_format() -> None:
@@ -290,15 +295,9 @@ def test_a_handlers_own_chat_format() -> None:
             "{% for part in messages[0].content %}{{ part.text or part.image_url.url }}{% endfor %}"
         )
 
-    handler, pixels = Handler(str(projector("gemma3").path)), picture(40, 50)
-    content = [url_of(file_of(pixels)), {"type": "text", "text": "what?"}]
-    with Llama(seeing("gemma3").path, chat_handler=handler, n_ctx=1024, n_threads=1) as llm:
-        answer = llm.create_chat_completion(
-            [{"role": "user", "content": content}], max_tokens=N, temperature=0,
-            return_token_ids=True,
-        )  # fmt: skip
-    parts = prompt_of("gemma3", pixels, "what?")
-    assert answer["choices"][0]["token_ids"] == plain_text("gemma3", parts, N)
+    assert asked(Handler(str(projector("gemma3").path))) == plain_text(
+        "gemma3", prompt_of("gemma3", picture(40, 50), "what?"), N
+    )
 
 
 def test_llava_reads_the_system_message() -> None:
