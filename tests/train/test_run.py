@@ -101,28 +101,33 @@ def half_done(tmp_path: Path, trained: tuple[TrainReport, Path]) -> Path:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"lr": 1e-4}, r"fit\.lr=0\.003, and this run has 0\.0001.*remove it"),
         ({"target": model_path("perm", n_cycles=4, n_layer=2, seed=5)}, "target_sha256="),
         ({"temperature": 0.5}, r"temperature=0\.8, and this run has 0\.5.*another --work"),
     ],
 )
-def test_work_of_other_settings_is_refused(
+def test_text_of_other_settings_is_refused(
     changes: dict[str, Any], reason: str, half_done: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=reason):
         train_eagle3(quick_config(half_done, **changes))
-    path = half_done / "draft.gguf.train" / "eagle3" / "checkpoints" / "last.pt"
+    (path,) = half_done.glob("draft.gguf.train/eagle3/checkpoints-*/last.pt")
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(CheckpointError, match=r"last\.pt is damaged .*remove it"):
         train_eagle3(quick_config(half_done))
+
+
+def test_more_text_is_another_fit(half_done: Path, trained: tuple[TrainReport, Path]) -> None:
+    more = train_eagle3(quick_config(half_done, n_tokens=5_000))
+    assert more.n_answer_tokens > trained[0].n_answer_tokens
+    assert train_eagle3(quick_config(half_done)).path.read_bytes() == trained[0].path.read_bytes()
 
 
 def test_a_loss_that_is_no_number_ends_training_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     config = quick_config(tmp_path, lr=1e30, clip=1e30, warmup=0.0)
     with pytest.raises(DivergedError, match=r"diverged.*a smaller --lr"):
         train_eagle3(config)
-    kept = torch.load(config.work_dir / "eagle3" / "checkpoints" / "last.pt", weights_only=True)
-    weights = kept["state"]["head"].values()
+    (path,) = config.work_dir.glob("eagle3/checkpoints-*/last.pt")
+    weights = torch.load(path, weights_only=True)["head"].values()
     assert all(bool(torch.isfinite(weight).all()) for weight in weights)
     assert not config.out.exists()
 
