@@ -1,6 +1,6 @@
 """The cost of the loop itself: Python, sampling and bookkeeping, beside the decodes.
 
-Run from the repository: ``python benchmarks/overhead.py [-m TARGET.gguf] [--json OUT]``.
+Run from the repository: ``python benchmarks/overhead.py [-m TARGET.gguf]``.
 
 Without -m the target is a tiny model with the vocabulary of SmolLM2. It prints the overhead per
 round of a chain of 8 with greedy sampling (everything but draft and decode), after 1k and after 16k
@@ -10,13 +10,9 @@ tokens of prefix: medians of interleaved runs, since a machine's speed drifts.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, NoDrafter, PromptLookup
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
@@ -55,24 +51,19 @@ def generate(
     return loop
 
 
-def summary(name: str, n_prefix: int, loops: Sequence[SpeculativeLoop]) -> dict[str, Any]:
-    """A row of the table: microseconds per round."""
+def line(name: str, n_prefix: int, loops: Sequence[SpeculativeLoop]) -> str:
+    """A line of the table: microseconds per round."""
     overhead = [1e6 * x.timing.overhead_s / x.stats.rounds for x in loops]
     drafting = [1e6 * x.timing.draft_s / x.stats.rounds for x in loops]
-    return {
-        "drafter": name,
-        "prefix": n_prefix,
-        "rounds": loops[0].stats.rounds,
-        "drafted_per_round": loops[0].stats.drafted / loops[0].stats.rounds,
-        "overhead_us": statistics.median(overhead),
-        "overhead_us_min": min(overhead),
-        "overhead_us_max": max(overhead),
-        "draft_us": statistics.median(drafting),
-    }
+    spread = f"{min(overhead):.0f} .. {max(overhead):.0f}"
+    return (
+        f"{name:<14} {n_prefix:>7} {loops[0].stats.drafted / loops[0].stats.rounds:>8.2f} "
+        f"{statistics.median(overhead):>10.1f} ({spread:>11}) {statistics.median(drafting):>9.1f}"
+    )
 
 
-def overhead_by_prefix(path: Path, repeats: int, n_tokens: int) -> list[dict[str, Any]]:
-    """Measures the overhead per round; returns a row for each drafter and prefix length."""
+def overhead_by_prefix(path: Path, repeats: int, n_tokens: int) -> list[str]:
+    """Measures the overhead per round; returns a line for each drafter and prefix length."""
     model = Model(path)
     cases: dict[tuple[str, int], list[SpeculativeLoop]] = {}
     setups = {}
@@ -86,32 +77,20 @@ def overhead_by_prefix(path: Path, repeats: int, n_tokens: int) -> list[dict[str
             for drafter in (Replay(answer, n), PromptLookup(CHAIN, min_ngram=1), NoDrafter()):
                 loop = generate(context, state, drafter, prompt, n_tokens)
                 cases.setdefault((drafter.name, n), []).append(loop)
-    return [summary(name, n, loops) for (name, n), loops in cases.items()]
+    return [line(name, n, loops) for (name, n), loops in cases.items()]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("-m", "--model", type=Path, default=None, help="a real target")
     parser.add_argument("-n", type=int, default=256, help="tokens per run")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=None)
-    args = parser.parse_args(argv)
-    start = time.time()
+    args = parser.parse_args()
     tiny = model_path("llama", n_vocab=49152, n_layer=2, n_ctx_train=65536)
-    rows = overhead_by_prefix(args.model or tiny, args.repeat, args.n)
     print(f"{'drafter':<14} {'prefix':>7} {'drafted':>8} {'overhead us/round':>24} {'draft us':>9}")
-    for row in rows:
-        spread = f"{row['overhead_us_min']:.0f} .. {row['overhead_us_max']:.0f}"
-        print(
-            f"{row['drafter']:<14} {row['prefix']:>7} {row['drafted_per_round']:>8.2f} "
-            f"{row['overhead_us']:>10.1f} ({spread:>11}) {row['draft_us']:>9.1f}"
-        )
-    if args.json is not None:
-        result = {"overhead": rows, "seconds": time.time() - start}
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
+    print(*overhead_by_prefix(args.model or tiny, args.repeat, args.n), sep="\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

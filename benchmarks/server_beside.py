@@ -5,15 +5,16 @@
     python -m benchmarks.server_beside --peer http://127.0.0.1:8081 -m MODEL.gguf --clients 1
 
 xllamacpp has llama-server of the pinned source; --peer measures any server that runs, such as that
-of llama-cpp-python. All sides have the same model, threads, parallel sequences and context. Only
-ours have drafts, unless --like names the kind by which llama-server drafts as well, with the file
-of the first -d. The sides are interleaved, in reverse order in every second repeat. Each repeat has
-prompts of its own, so that no server has a whole prompt cached; with --prompts they are those of a
-file. It prints for each side: tokens per second of wall time and of CPU time, the median and the
-95th percentile of the time to the first token, the prompt tokens computed, and the accepted of the
-drafted tokens. Then it prints the speed of each of our sides over the other server's. With
---shared N all requests of a repeat have one system prompt of about N tokens. The exit status is 1
-if a text of ours differs from that of the same request alone.
+of llama-cpp-python. All sides have the same model, threads, parallel sequences and context. The
+other server is plain, and once more for each kind of draft that --like names, with the file of the
+first -d where the kind has one. The sides are interleaved, in reverse order in every second repeat.
+Each repeat has prompts of its own, so that no server has a whole prompt cached; with --prompts they
+are those of a file. It prints for each side: tokens per second of wall time and of CPU time, the
+median and the 95th percentile of the time to the first token, the prompt tokens computed, and the
+accepted of the drafted tokens. Then it prints the speed of each side over the other server's plain
+one, and how many texts differ: ours from that of the same request alone, theirs from their plain
+server's. With --shared N all requests of a repeat have one system prompt of about N tokens. The
+exit status is 1 if a text of ours differs.
 """
 
 from __future__ import annotations
@@ -38,15 +39,24 @@ from typing import Any
 
 from pyllama_spec.bench.config import load_prompts
 
+_OURS, _PEER = "ours", "theirs"
 _SUBJECTS = (
     "the tides", "bread", "a bicycle", "sleep", "volcanoes", "paper", "bees", "a lighthouse",
     "rust", "the moon", "a violin", "salt", "maps", "glass", "rivers", "clocks",
 )  # fmt: skip
 _WAYS = ("Explain {} in two sentences.", "Write a short poem about {}.", "List facts about {}.",
          "What would a child ask about {}?", "Why do people care about {}?")  # fmt: skip
-_KINDS = {
-    "model": "DRAFT_SIMPLE", "mtp": "DRAFT_MTP", "eagle3": "DRAFT_EAGLE3",
-    "dflash": "DRAFT_DFLASH", "dspark": "DRAFT_DSPARK", "lookup": "NGRAM_SIMPLE",
+# The kinds by which llama-server drafts, with what its documents advise for dense models.
+_KINDS: dict[str, tuple[str, dict[str, int]]] = {
+    "model": ("DRAFT_SIMPLE", {}), "mtp": ("DRAFT_MTP", {}), "eagle3": ("DRAFT_EAGLE3", {}),
+    "dflash": ("DRAFT_DFLASH", {}), "dspark": ("DRAFT_DSPARK", {}),
+    "lookup": ("NGRAM_SIMPLE", {"draft.n_max": 64}),
+    "map-k": ("NGRAM_MAP_K", {"draft.n_max": 64}),
+    "map-k4v": ("NGRAM_MAP_K4V", {
+        "draft.n_max": 64, "ngram_map_k4v.size_n": 8, "ngram_map_k4v.size_m": 8,
+        "ngram_map_k4v.min_hits": 2,
+    }),
+    "mod": ("NGRAM_MOD", {"ngram_mod.n_match": 24, "ngram_mod.n_min": 8, "ngram_mod.n_max": 16}),
 }  # fmt: skip
 # Run by the other system's interpreter, which has none of this package.
 _LLAMA_SERVER = """
@@ -62,6 +72,9 @@ if job["kind"]:
     params.load_mtp = job["kind"] == "DRAFT_MTP"
     if job["draft"]:
         draft.mparams.path = job["draft"]
+    for name, value in job["tuned"].items():
+        group, _, field = name.partition(".")
+        setattr(getattr(params.speculative, group), field, value)
     if job["n_draft"] is not None:
         draft.n_max = params.speculative.ngram_simple.size_m = job["n_draft"]
     draft.n_gpu_layers = 0
@@ -160,24 +173,25 @@ def _ours(name: str, command: Sequence[str], max_tokens: int) -> Iterator[Server
 
 
 @contextlib.contextmanager
-def _theirs(args: argparse.Namespace) -> Iterator[Server]:
-    """Starts the other server, unless --peer names one."""
+def _theirs(args: argparse.Namespace, like: str | None) -> Iterator[Server]:
+    """Starts the other server with a kind of draft, unless --peer names one that runs."""
     if args.peer:
-        yield Server("peer", None, args.peer, args.max_tokens)
+        yield Server(_PEER, None, args.peer, args.max_tokens)
         return
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
+    kind, tuned = _KINDS[like] if like else ("", {})
+    name = f"theirs, {like}" if like else _PEER
     job = {
         "model": str(Path(args.model).absolute()), "n_ctx": args.n_ctx, "port": port,
         "n_parallel": args.clients, "n_threads": args.threads, "n_draft": args.n_draft,
-        "kind": _KINDS.get(args.like, ""),
-        "draft": str(Path(args.draft[0]).absolute()) if args.like not in (None, "mtp", "lookup")
-        else "",
+        "kind": kind, "tuned": tuned, "draft": str(Path(args.draft[0]).absolute())
+        if kind.startswith("DRAFT_") and like != "mtp" else "",
     }  # fmt: skip
     process = subprocess.Popen([args.python, "-c", _LLAMA_SERVER, json.dumps(job)])
     with _ended(process):
-        server = Server("llama-server", process.pid, f"http://127.0.0.1:{port}", args.max_tokens)
+        server = Server(name, process.pid, f"http://127.0.0.1:{port}", args.max_tokens)
         while process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 asked = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -236,7 +250,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peer", metavar="URL", help="a server that runs, in place of --python")
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-d", "--draft", action="append", default=[], help="for our server")
-    parser.add_argument("--like", choices=tuple(_KINDS), help="how the other server drafts [not]")
+    parser.add_argument(
+        "--like", choices=tuple(_KINDS), action="append", default=[], help="how the other drafts"
+    )
     parser.add_argument("--n-draft", type=int, help="the most tokens of a draft, of all sides")
     parser.add_argument("--prompts", type=Path, help="a prompts file; --requests takes the first")
     parser.add_argument("--clients", type=int, default=8)
@@ -259,38 +275,40 @@ def main(argv: Sequence[str] | None = None) -> int:
              "-c", str(args.n_ctx), "-t", str(args.threads), "--parallel",
              str(args.clients)]  # fmt: skip
     n_draft = [] if args.n_draft is None else ["--n-draft", str(args.n_draft)]
-    commands = {"ours": serve}
+    commands = {_OURS: serve}
     for draft in args.draft:
-        commands[f"ours, {Path(draft).stem}"] = [*serve, "-d", draft, *n_draft]
+        commands[f"{_OURS}, {Path(draft).stem}"] = [*serve, "-d", draft, *n_draft]
     with contextlib.ExitStack() as stack:
         sides = [
             stack.enter_context(_ours(name, one, args.max_tokens)) for name, one in commands.items()
         ]
-        sides.append(stack.enter_context(_theirs(args)))
+        sides += [stack.enter_context(_theirs(args, like)) for like in (None, *args.like)]
         found: dict[str, list[Burst]] = {side.name: [] for side in sides}
         for side in sides:
             side.ask([{"role": "user", "content": "Say hello."}])
         for repeat in range(args.repeat):
             for side in sides if repeat % 2 == 0 else sides[::-1]:
                 found[side.name].append(side.burst(_chats(args, repeat), args.clients))
-        alone = [
-            sides[0].ask(chat)[0] for repeat in range(args.repeat) for chat in _chats(args, repeat)
-        ]
+        chats = [chat for repeat in range(args.repeat) for chat in _chats(args, repeat)]
+        judges = {
+            _OURS: [sides[0].ask(chat)[0] for chat in chats],  # each request alone
+            _PEER: [text for one in found[_PEER] for text in one.texts],
+        }
     print("tokens/s, tokens/processor-s, first token, 95th (s), prompt tokens computed, accepted")
     for name, bursts in found.items():
         print(_line(name, bursts))
-    other = sides[-1].name
-    theirs, n_wrong = found.pop(other), 0
+    n_wrong = 0
     for name, bursts in found.items():
         ratios = [
             (a.n_tokens / a.wall_s) / (b.n_tokens / b.wall_s)
-            for a, b in zip(bursts, theirs, strict=True)
+            for a, b in zip(bursts, found[_PEER], strict=True)
         ]
+        whose = name.partition(",")[0]
         texts = [text for one in bursts for text in one.texts]
-        wrong = sum(x != y for x, y in zip(texts, alone, strict=True))
-        n_wrong += wrong
+        wrong = sum(x != y for x, y in zip(texts, judges[whose], strict=True))
+        n_wrong += wrong if whose == _OURS else 0
         times = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
-        print(f"{name}: {times} of {other}'s tokens/s; {wrong} of {len(texts)} texts differ")
+        print(f"{name}: {times} of {_PEER}' tokens/s; {wrong} of {len(texts)} texts differ")
     return 1 if n_wrong else 0
 
 

@@ -18,14 +18,12 @@ or of wall time with more than one thread.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
 
 from pyllama_spec.engine import Batch, Context, Model, quantize
 from pyllama_spec.engine.system import stock_kernels
@@ -99,28 +97,21 @@ def measure(path: Path, n_threads: int, n_repeats: int) -> dict[str, dict[int, f
     }
 
 
-def show(kind: str, path: Path, medians: dict[str, dict[int, float]]) -> dict[str, Any]:
-    """Prints the lines of a type; returns their figures."""
+def show(kind: str, path: Path, medians: dict[str, dict[int, float]]) -> None:
+    """Prints the lines of a type."""
     n_bytes = path.stat().st_size
     with Model(path) as model:
         n_params = model.info.n_params
     ours, stock = medians["ours"], medians["stock"]
-    row: dict[str, Any] = {
-        "type": kind, "ms": {side: [1e3 * t for t in x.values()] for side, x in medians.items()},
-        "ours": [ours[w] / ours[1] for w in WIDTHS],
-        "stock": [stock[w] / stock[1] for w in WIDTHS],
-        "beside_stock": [ours[w] / stock[w] for w in WIDTHS],
-        "gb_per_s": n_bytes / ours[1] / 1e9,
-        "gmac_per_s": [w * n_params / ours[w] / 1e9 for w in WIDTHS],
-    }  # fmt: skip
     print(f"{kind}: {n_bytes / 1e6:.0f} MB, one row {1e3 * ours[1]:.2f} ms, ", end="")
-    print(f"{row['gb_per_s']:.1f} GB/s")
-    names = ("ours", "stock", "beside_stock", "gmac_per_s")
-    for name in names:
-        digits = 0 if name == "gmac_per_s" else 2
-        values = " ".join(f"{x:6.{digits}f}" for x in row[name])
-        print(f"  {name.replace('_', ' '):<13}{values}", flush=True)
-    return row
+    print(f"{n_bytes / ours[1] / 1e9:.1f} GB/s")
+    for name, digits, values in (
+        ("ours", 2, [ours[w] / ours[1] for w in WIDTHS]),
+        ("stock", 2, [stock[w] / stock[1] for w in WIDTHS]),
+        ("beside stock", 2, [ours[w] / stock[w] for w in WIDTHS]),
+        ("gmac per s", 0, [w * n_params / ours[w] / 1e9 for w in WIDTHS]),
+    ):
+        print(f"  {name:<13}{' '.join(f'{x:6.{digits}f}' for x in values)}", flush=True)
 
 
 def main() -> None:
@@ -132,17 +123,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pls-random")
-    parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     print(f"rows: {' '.join(f'{w:6d}' for w in WIDTHS)}", flush=True)
-    rows = []
     paths = {path.stem: path for path in args.model}
     for kind in () if paths else args.types:
         paths[kind] = random_model(args.random, kind, args.work) if args.random else smollm2(kind)
     for kind, path in paths.items():
-        rows.append(show(kind, path, measure(path, args.threads, args.repeats)))
-        if args.json is not None:
-            args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        show(kind, path, measure(path, args.threads, args.repeats))
 
 
 if __name__ == "__main__":
