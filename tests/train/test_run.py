@@ -117,8 +117,7 @@ def test_text_of_other_settings_is_refused(
 
 
 def test_more_text_is_another_fit(half_done: Path, trained: tuple[TrainReport, Path]) -> None:
-    more = train_eagle3(quick_config(half_done, n_tokens=5_000))
-    assert more.n_answer_tokens > trained[0].n_answer_tokens
+    assert train_eagle3(quick_config(half_done, n_tokens=5_000)).n_answer_tokens > 900
     assert train_eagle3(quick_config(half_done)).path.read_bytes() == trained[0].path.read_bytes()
 
 
