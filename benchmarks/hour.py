@@ -1,4 +1,4 @@
-"""Replays an hour of a person's work with each draft and without: the seconds that he waits.
+"""Replays an hour of a person's work with each draft and without, and compares the time.
 
     python -m benchmarks.hour -m TARGET.gguf -d auto [-d HEAD.gguf] [-t 1] [--repeat 3]
 

@@ -308,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong = sum(x != y for x, y in zip(texts, judges[whose], strict=True))
         n_wrong += wrong if whose == _OURS else 0
         times = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
-        print(f"{name}: {times} of {_PEER}' tokens/s; {wrong} of {len(texts)} texts differ")
+        print(f"{name}: {times} of their plain speed; {wrong} of {len(texts)} texts differ")
     return 1 if n_wrong else 0
 
 
