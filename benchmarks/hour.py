@@ -1,13 +1,12 @@
-"""Replays an hour of a person's work with each draft and without, and compares the time.
+"""Replays a working session with each draft and without, and compares the time.
 
     python -m benchmarks.hour -m TARGET.gguf -d auto [-d HEAD.gguf] [-t 1] [--repeat 3]
 
 The conversations of hour.jsonl are questions about a file, edits of it, records extracted by a
 schema, a commit message, letters and translations. Each side is a Llama of its own, which keeps
-its text and its copies from request to request, as in a program that stays open; the person's
-pauses are left out. All sides answer a request directly after each other, in an order that rotates.
-Times are processor seconds of whole requests, prompts included. The exit status is 1 if a text
-differs.
+its text and its copies from request to request, as in a program that stays open. All sides answer
+a request directly after each other, in an order that rotates. Times are processor seconds of whole
+requests, prompts included. The exit status is 1 if a text differs.
 """
 
 from __future__ import annotations
@@ -80,9 +79,10 @@ def main() -> int:
             plain = seconds["none"]
             each = "  ".join(f"{kind} {plain[kind] / s:.2f}" for kind, s in kinds.items())
             total, without = sum(kinds.values()), sum(plain.values())
-            print(
+            line = (
                 f"{repeat + 1} {Path(name).stem:16} {total:7.1f} s  {without / total:.2f}  {each}"
             )
+            print(line, flush=True)
     for name in args.draft:
         gains = [sum(run["none"].values()) / sum(run[name].values()) for run in runs]
         middle, low, high = statistics.median(gains), min(gains), max(gains)

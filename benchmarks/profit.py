@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--skip", default="field", help="a category to skip")
     parser.add_argument("-c", "--n-ctx", type=int, default=1024)
-    parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("-t", "--threads", type=int, default=1)
     args = parser.parse_args()
     prompts = [p.as_chat(None) for p in load_prompts(args.prompts) if p.category != args.skip]
     names = ["plain", "profit", *args.fixed]

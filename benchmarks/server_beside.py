@@ -271,6 +271,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if bool(args.python) == bool(args.peer):
         parser.error("give --python or --peer")
+    if args.peer and args.like:
+        parser.error("--like starts the other server: give --python with it")
     serve = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", args.model, "--port", "0",
              "-c", str(args.n_ctx), "-t", str(args.threads), "--parallel",
              str(args.clients)]  # fmt: skip
@@ -299,6 +301,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_line(name, bursts))
     n_wrong = 0
     for name, bursts in found.items():
+        if name == _PEER:
+            continue
         ratios = [
             (a.n_tokens / a.wall_s) / (b.n_tokens / b.wall_s)
             for a, b in zip(bursts, found[_PEER], strict=True)

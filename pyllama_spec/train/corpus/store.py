@@ -157,12 +157,14 @@ def load_corpus(store: CorpusStore, n_answer: int) -> Corpus:
     return Corpus(sequences, places, hash_tokens(sequences))
 
 
-def check_same(present: dict[str, Any], wanted: dict[str, Any], where: Path) -> None:
+def check_same(
+    present: dict[str, Any], wanted: dict[str, Any], where: Path, remedy: str = ""
+) -> None:
     """Raises unless two sets of facts are equal."""
     for name in sorted({*present, *wanted}):
         a, b = present.get(name), wanted.get(name)
         if a != b:
             raise CheckpointError(
                 f"{where} was made with {name}={a!r}, and this run has {b!r}; give the same as "
-                f"before, or another --work folder"
+                f"before, or another --work folder{remedy}"
             )

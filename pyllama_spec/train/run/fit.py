@@ -15,6 +15,7 @@ import torch
 
 from pyllama_spec.train.config import FitSettings
 from pyllama_spec.train.corpus.selection import batches_from, count_batches
+from pyllama_spec.train.corpus.store import check_same
 from pyllama_spec.train.errors import CheckpointError, DivergedError
 from pyllama_spec.train.files import write_atomic
 from pyllama_spec.train.progress import Reporter, interruptions
@@ -31,11 +32,12 @@ from pyllama_spec.train.run.texts import load
 class Checkpoints:
     """The states of a fit, "last" to continue from and "best" to export, in the files of a folder.
 
-    Without a folder the best one is kept in memory.
+    Without a folder the best one is kept in memory. `identity` is what a fit has to have in common
+    with the one that wrote the files, unless that is finished: then another one replaces it.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, identity: dict[str, Any]) -> None:
+        self._folder, self._identity = folder, identity
         self._best: dict[str, Any] | None = None
 
     def save(self, name: str, state: dict[str, Any]) -> None:
@@ -46,7 +48,7 @@ class Checkpoints:
 
         def write(file: BinaryIO) -> None:
             try:
-                torch.save(state, file)
+                torch.save({"identity": self._identity, "state": state}, file)
             except RuntimeError as error:  # torch's own for a full disk
                 raise OSError(str(error)) from None
 
@@ -60,13 +62,25 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            identity, state = content["identity"], content["state"]
         except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of unpickling
             raise CheckpointError(
                 f"{path} is damaged ({type(error).__name__}: {error}); remove it to begin the "
                 "training again with the same text"
             ) from None
-        return state
+        if identity != self._identity and state.get("is_finished"):
+            return None
+        check_same(identity, self._identity, path, ", or remove it to train from the beginning")
+        checkpoint: dict[str, Any] = state
+        return checkpoint
+
+    @property
+    def remedy(self) -> str:
+        """The remedy for a diverged fit: its last state and how to restart, as "... with"."""
+        if self._folder is None:
+            return "The draft is as it was; begin again with"
+        return f"Remove {self._folder}, and begin again with"
 
 
 # Sequences of one measurement's batch; without gradients they take little memory.
@@ -182,7 +196,7 @@ class Fit(Generic[H]):
         if not (math.isfinite(total) and math.isfinite(float(norm))):
             raise DivergedError(
                 f"the loss is {total} at step {state.step} (its gradient {float(norm)}): training "
-                "has diverged; give a smaller --lr"
+                f"has diverged. {self._checkpoints.remedy} a smaller --lr"
             )
         self._optimizer.step()
         state.step += 1
@@ -240,7 +254,7 @@ class Fit(Generic[H]):
         if name == "last":
             content |= {
                 "optimizer": self._optimizer.state_dict(), "rng": torch.get_rng_state(),
-                "state": asdict(self.state),
+                "state": asdict(self.state), "is_finished": self.state.step == self.n_steps,
             }  # fmt: skip
         self._checkpoints.save(name, content)
 

@@ -356,7 +356,7 @@ class UseRun(RunBase[H]):
         head = head.to(device)
         n_answer = sum(s.n_answer for s in learned)
         fit = Fit(
-            self._kind, head, inputs, Checkpoints(None), bf16=wants_bf16(config, device),
+            self._kind, head, inputs, Checkpoints(None, {}), bf16=wants_bf16(config, device),
             reporter=self._reporter,
         )  # fmt: skip
         before, others_before = fit.measure(judged), fit.measure(others)

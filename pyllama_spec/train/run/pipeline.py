@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import asdict, dataclass
@@ -201,17 +200,18 @@ class Pipeline(RunBase[H]):
     def _fit(self, head: H, text: Inputs) -> TrainReport:
         config, start = self._config, perf_counter()
         bf16 = wants_bf16(config, head.embedding.device.type, self._work / "precision.json")
-        identity = {
-            "target_sha256": text.weights.sha256, "corpus_sha256": text.corpus.sha256,
-            "head": asdict(head.sizes), "n_top": N_TOP,
-            "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
-            "init_sha256": None if self._init is None else self._init.sha256,
-        }  # fmt: skip
-        # More text or another option is another fit; an earlier one can still be resumed.
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        folder = self._own / f"checkpoints-{digest[:12]}"
+        identity = _flat(
+            {
+                "target_sha256": text.weights.sha256, "corpus_sha256": text.corpus.sha256,
+                "head": asdict(head.sizes), "n_top": N_TOP,
+                "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
+                **({} if self._init is None else {"init_sha256": self._init.sha256}),
+            }
+        )  # fmt: skip
+        folder = self._own / "checkpoints"
         n_weights = sum(parameter.numel() for parameter in head.parameters())
-        fit = Fit(self._kind, head, text, Checkpoints(folder), bf16=bf16, reporter=self._reporter)
+        checkpoints = Checkpoints(folder, identity)
+        fit = Fit(self._kind, head, text, checkpoints, bf16=bf16, reporter=self._reporter)
         self._reporter.line(
             f"head: {n_weights / 1e6:.1f} M weights, {fit.n_steps} steps in "
             f"{'bfloat16' if bf16 else 'float32'} on {head.embedding.device.type}"
@@ -281,3 +281,14 @@ def _product_s(dtype: torch.dtype) -> float:
         torch.nn.functional.linear(a, b)
         best = min(best, monotonic() - start)
     return best
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, such as {"fit.lr": 0.001}."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            out |= _flat(value, f"{prefix}{name}.")
+        else:
+            out[f"{prefix}{name}"] = value
+    return out
