@@ -249,7 +249,8 @@ template <class V, int BITS_, int OFFSET_, Values VALUES = Values::NUMBERS> stru
 // The integer sums of R activation rows over the numbers of a part.
 template <class V, class F, int R> struct Sums {
     using I = typename V::I;
-    static constexpr int N_CHAINS = V::HAS_DOT && R < 4 ? 2 : 1;  // few sums would wait for themselves
+    // Few sums would wait for themselves; two chains of two rows of up to four bits are slower from memory.
+    static constexpr int N_CHAINS = V::HAS_DOT && R < 4 && (R != 2 || F::BITS > 4) ? 2 : 1;
     // -x is (x ^ -1) + 1: cheaper than a sign for each row is one sum of what is missing for all.
     static constexpr bool IS_INVERTED = F::IS_BYTE && !V::HAS_DOT && R > 2;
     I sums[N_CHAINS][R], pairs[R], factor, inverted;
@@ -322,7 +323,7 @@ template <class V, class F, int R> struct Sums {
 // it, but for a row of four bits with AVX2, from nearer (measured by tile_speed.cpp). n bytes of a block are as many of a
 // later one.
 template <class V, int BITS, int R> inline PYLLAMA_SPEC_INLINE void prefetch_later(const void * block, size_t n) {
-    constexpr int FIRST = V::HAS_DOT ? (BITS == 8 ? 6 : BITS > 4 ? 2 : 3) : BITS == 8 ? 4 : BITS == 4 ? 1 : 2;
+    constexpr int FIRST = V::HAS_DOT ? (BITS == 8 ? 6 : 3) : BITS == 8 ? 4 : BITS == 4 ? 1 : 2;
     for (size_t at = 0; R >= FIRST && at < n; at += 64) {
         if constexpr (R == 1) {
             _mm_prefetch((const char *) block + (8 << 10) + at, _MM_HINT_T0);
