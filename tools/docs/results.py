@@ -21,7 +21,7 @@ from tools.docs import charts
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, FOLDER = DOCS / "results.md", DOCS / "results"
 # The file whose first run README's picture shows.
-SHOWN = "qwen2.5-coder-0.5b-q4_k_m.json"
+SHOWN = "qwen2.5-coder-1.5b-q4_k_m.json"
 Result = dict[str, Any]
 
 _HEAD = """# All results, prompt by prompt
