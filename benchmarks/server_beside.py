@@ -253,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--like", choices=tuple(_KINDS), action="append", default=[], help="how the other drafts"
     )
-    parser.add_argument("--n-draft", type=int, help="the most tokens of a draft, but of maps")
+    parser.add_argument("--n-draft", type=int, help="the most of a draft; map-k4v has its own")
     parser.add_argument("--prompts", type=Path, help="a prompts file; --requests takes the first")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=16)

@@ -85,8 +85,8 @@ template <class T> struct Tiles {
         const char * rows    = op.rows + i1 * op.row_stride;
         const int64_t whole  = op.n_k / T::LANES * T::LANES * SIZE, rest = op.n_k % T::LANES;
         if (W == 1) {
-            // A single row is limited only by memory, which is read fastest in one stream. Of keys and values, which lie
-            // apart, the processor does not know the next ones.
+            // A single row is limited only by memory, which is read fastest in one stream. Keys and values lie apart, and the
+            // processor does not fetch the next ones itself: 16 rows ahead, or the line that is loaded anyway.
             const int64_t ahead = op.weight_stride > (size_t) (op.n_k * SIZE) ? 16 * op.weight_stride : 0;
             for (int h = 0; h < H; ++h) {
                 const char * weight = weights + h * op.weight_stride;
