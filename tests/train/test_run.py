@@ -111,7 +111,7 @@ def test_other_text_is_refused(changes: dict[str, Any], reason: str, half_done: 
 
 def test_a_damaged_checkpoint_is_refused(half_done: Path) -> None:
     half_done.joinpath("draft.gguf.train/eagle3/checkpoints/last.pt").write_bytes(b"PK")
-    with pytest.raises(CheckpointError, match=r"last\.pt is damaged .*remove .*checkpoints to"):
+    with pytest.raises(CheckpointError, match=r"remove .*checkpoints to begin"):
         train_eagle3(quick_config(half_done))
 
 

@@ -66,7 +66,7 @@ class Checkpoints:
             identity, state = content["identity"], content["state"]
         except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of unpickling
             raise CheckpointError(
-                f"{path} is damaged ({type(error).__name__}: {error}); remove {self._folder} to "
+                f"{path} is damaged ({type(error).__name__}); remove {self._folder} to "
                 "begin the training again with the same text"
             ) from None
         if identity != self._identity and state.get("is_finished"):
