@@ -85,13 +85,15 @@ template <class T> struct Tiles {
         const char * rows    = op.rows + i1 * op.row_stride;
         const int64_t whole  = op.n_k / T::LANES * T::LANES * SIZE, rest = op.n_k % T::LANES;
         if (W == 1) {
-            // A single row is limited only by memory, which is read fastest in one stream. Keys and values lie apart, and the
-            // processor does not fetch the next ones itself: 16 rows ahead, or the line that is loaded anyway.
-            const int64_t ahead = op.weight_stride > (size_t) (op.n_k * SIZE) ? 16 * op.weight_stride : 0;
+            // A single row is limited only by memory, which is read fastest in one stream. Keys and values lie apart: the
+            // processor does not fetch the next ones itself.
+            const bool is_apart = op.weight_stride > (size_t) (op.n_k * SIZE);
             for (int h = 0; h < H; ++h) {
                 const char * weight = weights + h * op.weight_stride;
+                for (int64_t k = 0; is_apart && k < whole; k += 64) {
+                    _mm_prefetch(weight + 16 * op.weight_stride + k, _MM_HINT_T0);
+                }
                 for (int64_t k = 0; k < whole; k += T::LANES * SIZE) {
-                    _mm_prefetch(weight + ahead + k, _MM_HINT_T0);
                     sums[h][0] = T::add(sums[h][0], T::load(weight + k), T::load(rows + k));
                 }
             }

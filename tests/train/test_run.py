@@ -127,7 +127,7 @@ def test_only_a_finished_fit_gives_way_to_another(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_ends_training_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     config = quick_config(tmp_path, lr=1e30, clip=1e30, warmup=0.0)
-    with pytest.raises(DivergedError):
+    with pytest.raises(DivergedError, match=r"diverged.*a smaller --lr"):
         train_eagle3(config)
     kept = torch.load(config.work_dir / "eagle3" / "checkpoints" / "last.pt", weights_only=True)
     assert all(bool(torch.isfinite(weight).all()) for weight in kept["state"]["head"].values())
