@@ -176,17 +176,6 @@ def reads(share: float) -> Costs:
     return replace(dear(share), read=20 * 0.0875 * share)
 
 
-@pytest.mark.parametrize("n_prompt", [40, 200, 2000])
-def test_a_prompt_is_not_read_for_what_cannot_pay(n_prompt: int) -> None:
-    """Always right, and nearly as dear as the target: reading the prompts would lose 2% to 90%."""
-    written, costs = [[Place(8, [0.95] * 8)] * 127] * 12, reads(0.9)
-    for seed in SEEDS[:2]:
-        out = simulate(
-            ProfitController(), written, costs, seed=seed, step_share=0.9, n_prompt=n_prompt
-        )
-        assert plain(written, costs, n_prompt=n_prompt) / out.seconds > 0.97
-
-
 @pytest.mark.parametrize(("share", "n_prompt"), [(0.15, 200), (0.15, 800), (0.33, 200)])
 def test_a_prompt_is_read_at_once_for_what_may_pay(share: float, n_prompt: int) -> None:
     written, costs = [[Place(8, [0.95] * 8)] * 127] * 2, reads(share)
@@ -203,6 +192,8 @@ def test_a_prompt_is_read_at_once_for_what_may_pay(share: float, n_prompt: int) 
 @pytest.mark.parametrize(
     ("share", "rate", "n_prompt", "n_answer", "least"),
     [
+        (0.9, 0.95, 40, 127, 0.97),  # nearly as dear as the target
+        (0.9, 0.95, 2000, 127, 0.97),
         (0.15, 0.5, 350, 40, 0.95),  # it gains, but less than reading the prompt costs
         (0.15, 0.5, 1000, 250, 0.95),
         (0.35, 0.2, 1000, 1000, 0.95),
@@ -227,6 +218,22 @@ def test_the_reading_of_prompts_follows_the_texts_before(
             ProfitController(), written, costs, seed=seed, step_share=share, n_prompt=n_prompt
         )
         assert plain(written, costs, n_prompt=n_prompt) / out.seconds > least
+
+
+def test_answers_to_prompts_of_like_length_say_how_long_one_gets() -> None:
+    """The draft does not read prompts of tools' calls between a chat's answers, which it reads."""
+    costs = Costs(lambda rows, n: 20 + 4 * (rows - 1), lambda k: 7 * k, read=1.4)
+    controller, without, seconds = ProfitController(), [0.0, 0.0], [0.0, 0.0]
+    for i in range(40):
+        is_call = i % 4 == 3
+        n_prompt, n_answer = (340 + 3 * i, 40 + i % 30) if is_call else (60 + i, 250)
+        written = [made_up(n_answer, lambda at: 0.9, i)]
+        without[is_call] += plain(written, costs, n_prompt=n_prompt)
+        seconds[is_call] += simulate(
+            controller, written, costs, seed=i, step_share=0.35, n_prompt=n_prompt
+        ).seconds
+    assert without[0] / seconds[0] > 1.2
+    assert without[1] / seconds[1] > 0.9  # 0.76 if all lengths counted alike
 
 
 def test_a_long_answer_is_worth_the_reading() -> None:

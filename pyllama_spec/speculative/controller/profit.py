@@ -7,6 +7,7 @@ for retries. The costs are those of costs.py, the chances those of acceptance.py
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,8 +72,10 @@ _RETRY_SHARE = 0.015  # +0.5%, +1.0%
 # The share of the most possible gain that is expected of an unknown draft, and the rounds that this
 # expectation weighs as much as.
 _GAIN_SHARE, _GAIN_ROUNDS = 0.5, 80.0  # +1.8%, +0.1%; 0, +0.2%
-# The expected length of a new text in tokens; how many texts it weighs as much as, of the last 32.
-_LEAST_LENGTH, _LENGTH_WEIGHT, _N_LENGTHS = 64, 4.0, 32  # +0.1%, 0; 0, +0.5%; 0, 0
+# The expected length of a new text in tokens; how many texts it weighs as much as, of the last 32;
+# how fast a text counts less as its prompt's length differs: at half or double, by 2 ** -8.
+# test_answers_to_prompts_of_like_length_say_how_long_one_gets fails with the first doubled.
+_LEAST_LENGTH, _LENGTH_WEIGHT, _N_LENGTHS, _UNLIKE = 32, 2.0, 32, 8.0
 # Rounds after which prices are computed anew, and plain rounds of which one is timed: they save
 # Python's time (0, +0.2%; +0.2%, +0.2%).
 _REFRESH, _IDLE_EVERY = 12, 4
@@ -216,6 +219,7 @@ class _Sequence:
     chain: tuple[list[float], list[float]] | None = None
     since_plain: int = 0  # rounds since one without a draft
     n_unread: int = 0  # tokens since the model was asked
+    n_prompt: int = 1  # the unread tokens at the beginning of the text
     n_tokens: int = 0  # tokens of the answer
     was_asked: bool = False  # whether the model was asked in this text
 
@@ -237,9 +241,9 @@ class ProfitController(Controller):
         # no chain of it was seen.
         self._is_silent: bool | None = None
         self._sequences: dict[int, _Sequence] = {}
-        # The gain in all texts, and their lengths.
+        # The gain in all texts, and the lengths of their prompts and their own.
         self._worth = GainEstimate(weight=_FIRST_WEIGHT)
-        self._lengths: deque[int] = deque(maxlen=_N_LENGTHS)
+        self._lengths: deque[tuple[int, int]] = deque(maxlen=_N_LENGTHS)
         # The cost of retries, in plain rounds, that gains have not made up for yet.
         self._debt = 0.0
         # Seconds and tokens of the last rounds, faded.
@@ -264,7 +268,7 @@ class ProfitController(Controller):
         """Starts a new text with the statistics of all other texts."""
         last = self._sequences.get(seq)
         if last is not None and last.n_tokens:
-            self._lengths.append(last.n_tokens)
+            self._lengths.append((last.n_prompt, last.n_tokens))
         state = self._sequences[seq] = _Sequence()
         state.is_on = self._worth.per_round(self._prices_of_last) >= 0.0
         # Not every short text is worth a trial draft.
@@ -274,6 +278,7 @@ class ProfitController(Controller):
         """Counts the unread tokens as rounds in which the model was not asked."""
         state = self._of(seq)
         state.n_unread = max(state.n_unread, n_tokens)
+        state.n_prompt = max(state.n_prompt, n_tokens)
 
     def _of(self, seq: int) -> _Sequence:
         state = self._sequences.get(seq)
@@ -320,18 +325,24 @@ class ProfitController(Controller):
             return False
         # It reads as fast as the target's rows take, by its share.
         reading_s = state.n_unread * prices.row_s * self._limits.step_share
-        return reading_s > self._hoped_s(state.n_tokens, prices)
+        return reading_s > self._hoped_s(state, prices)
 
-    def _hoped_s(self, n_tokens: int, prices: Prices) -> float:
-        """The seconds that drafts are expected to save in a text after its first n_tokens.
+    def _hoped_s(self, state: _Sequence, prices: Prices) -> float:
+        """The seconds that drafts are expected to save in the rest of a text.
 
-        A text of unknown kind is expected to double, and to get 64 tokens more; the last texts that
-        became longer than n_tokens count beside that. The gain per token begins with half of what
-        it would be if every drafted token were accepted, and follows the gain in all texts.
+        A text of unknown kind is expected to double, and to get 32 tokens more; the last texts that
+        became longer than it is count beside that, most where their prompts were about as long. The
+        gain per token begins with half of what it would be if every drafted token were accepted,
+        and follows the gain in all texts.
         """
-        further = [n - n_tokens for n in self._lengths if n > n_tokens]
-        n_further = _LENGTH_WEIGHT * (n_tokens + _LEAST_LENGTH) + sum(further)
-        n_further /= _LENGTH_WEIGHT + len(further)
+        n_tokens, weights = state.n_tokens, _LENGTH_WEIGHT
+        n_further = weights * (n_tokens + _LEAST_LENGTH)
+        for n_prompt, n in self._lengths:
+            if n > n_tokens:
+                likeness = 0.5 ** (_UNLIKE * math.log2(n_prompt / state.n_prompt) ** 2)
+                n_further += likeness * (n - n_tokens)
+                weights += likeness
+        n_further /= weights
         gain, weight = self._worth.per_round(prices), self._worth.weight
         if gain > 0.0:
             gain /= 1.0 + gain  # of a round, which has more than one token
