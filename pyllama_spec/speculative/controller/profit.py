@@ -59,7 +59,7 @@ _SURE = 0.6  # +0.1%; with 0.99 +4.9%
 # the drafter calls its stop function.
 _FIRST_DRAFT = 1.0  # 0, +0.5%; a single text up to 12%
 # The weights of the gain of all texts beside that of a text, and of their prior, which is no gain.
-_LONG_WEIGHT, _FIRST_WEIGHT = 4.0, 2.0  # without the first +0.5%; of the other +0.2%, +0.1%
+_LONG_WEIGHT, _FIRST_WEIGHT = 1.0, 2.0  # +0.4%, +1.1%; of the other +0.2%, +0.1%
 # Plain rounds that a draft may lose in a text before it is disabled. More where it had to read a
 # text first, 8 times the tokens of a round: a share of what that took, and the most.
 _PATIENCE = 0.5  # +0.1%, +1.5%
