@@ -206,14 +206,10 @@ def test_the_reading_of_prompts_follows_the_texts_before(
     share: float, rate: float, n_prompt: int, n_answer: int, least: float
 ) -> None:
     """The draft's gain and the lengths of texts decide whether it reads a prompt."""
-    costs = Costs(
-        lambda rows, n: 20 * (1 + 0.2 * (rows - 1)), lambda k: 20 * share * k, read=4 * share
-    )
+    costs = Costs(lambda rows, n: 16 + 4 * rows, lambda k: 20 * share * k, read=4 * share)
+    n_texts = max(3000 // n_answer, 4)
     for seed in SEEDS[:2]:
-        written = [
-            made_up(n_answer, lambda at: rate, 100 * seed + i)
-            for i in range(max(3000 // n_answer, 4))
-        ]
+        written = [made_up(n_answer, lambda at: rate, 100 * seed + i) for i in range(n_texts)]
         out = simulate(
             ProfitController(), written, costs, seed=seed, step_share=share, n_prompt=n_prompt
         )
@@ -222,16 +218,15 @@ def test_the_reading_of_prompts_follows_the_texts_before(
 
 def test_answers_to_prompts_of_like_length_say_how_long_one_gets() -> None:
     """The draft does not read prompts of tools' calls between a chat's answers, which it reads."""
-    costs = Costs(lambda rows, n: 20 + 4 * (rows - 1), lambda k: 7 * k, read=1.4)
+    costs = Costs(lambda rows, n: 16 + 4 * rows, lambda k: 7 * k, read=1.4)
     controller, without, seconds = ProfitController(), [0.0, 0.0], [0.0, 0.0]
     for i in range(40):
         is_call = i % 4 == 3
         n_prompt, n_answer = (340 + 3 * i, 40 + i % 30) if is_call else (60 + i, 250)
         written = [made_up(n_answer, lambda at: 0.9, i)]
         without[is_call] += plain(written, costs, n_prompt=n_prompt)
-        seconds[is_call] += simulate(
-            controller, written, costs, seed=i, step_share=0.35, n_prompt=n_prompt
-        ).seconds
+        out = simulate(controller, written, costs, seed=i, step_share=0.35, n_prompt=n_prompt)
+        seconds[is_call] += out.seconds
     assert without[0] / seconds[0] > 1.2
     assert without[1] / seconds[1] > 0.9  # 0.76 if all lengths counted alike
 
@@ -303,8 +298,7 @@ def test_acceptance_that_drifts_over_4000_tokens(rate: Callable[[int], float]) -
 def test_a_context_that_grows_to_32k() -> None:
     costs = Costs(lambda rows, n: 10 + 0.6 * (rows - 1) + n * rows * 1.5e-4, lambda k: 0.5 * k)
     written = texts(lambda at: 0.6, 32000, 1)
-    controller = ProfitController()
-    out = simulate(controller, written, costs)
+    out = simulate(ProfitController(), written, costs)
     check(out.seconds, written, costs, 0.95)
     # A row costs 0.6 ms more at first and 5.4 at the end: less is drafted there.
     early, late = (
@@ -348,8 +342,7 @@ def copied(n: int) -> list[Place]:
 def test_prose_then_a_copy_then_prose() -> None:
     """A lookup alone: the controller follows within 20 rounds each way."""
     costs, n = WORLDS["CPU"], 300
-    controller = ProfitController()
-    out = simulate(controller, [copied(n)], costs, max_draft=7, is_stepwise=False)
+    out = simulate(ProfitController(), [copied(n)], costs, max_draft=7, is_stepwise=False)
     rounds = list(zip(out.at, (n for _, n in out.lengths), strict=True))
     assert plain([copied(n)], costs) / out.seconds > 1.05
     within = [length for at, length in rounds if n <= at < 2 * n]
