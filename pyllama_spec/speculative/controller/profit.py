@@ -59,7 +59,7 @@ _SURE = 0.6  # +0.1%; with 0.99 +4.9%
 # the drafter calls its stop function.
 _FIRST_DRAFT = 1.0  # 0, +0.5%; a single text up to 12%
 # The weights of the gain of all texts beside that of a text, and of their prior, which is no gain.
-_LONG_WEIGHT, _FIRST_WEIGHT = 1.0, 2.0  # +0.4%, +1.1%; of the other +0.2%, +0.1%
+_LONG_WEIGHT, _FIRST_WEIGHT = 2.0, 2.0  # +0.5%, +1.3%; of the other +0.2%, +0.1%
 # Plain rounds that a draft may lose in a text before it is disabled. More where it had to read a
 # text first, 8 times the tokens of a round: a share of what that took, and the most.
 _PATIENCE = 0.5  # +0.1%, +1.5%
@@ -73,9 +73,9 @@ _RETRY_SHARE = 0.015  # +0.5%, +1.0%
 # expectation weighs as much as.
 _GAIN_SHARE, _GAIN_ROUNDS = 0.5, 80.0  # +1.8%, +0.1%; 0, +0.2%
 # The expected length of a new text in tokens; how many texts it weighs as much as, of the last 32;
-# how fast a text counts less as its prompt's length differs: at half or double, by 2 ** -8.
-# test_answers_to_prompts_of_like_length_say_how_long_one_gets fails with the first doubled.
-_LEAST_LENGTH, _LENGTH_WEIGHT, _N_LENGTHS, _UNLIKE = 32, 2.0, 32, 8.0
+# how fast a text counts less as its prompt's length differs: at half or double, by 2 ** -4.
+# test_answers_to_prompts_of_like_length_say_how_long_one_gets fails if all texts count alike.
+_LEAST_LENGTH, _LENGTH_WEIGHT, _N_LENGTHS, _UNLIKE = 64, 2.0, 32, 4.0
 # Rounds after which prices are computed anew, and plain rounds of which one is timed: they save
 # Python's time (0, +0.2%; +0.2%, +0.2%).
 _REFRESH, _IDLE_EVERY = 12, 4
@@ -330,18 +330,17 @@ class ProfitController(Controller):
     def _hoped_s(self, state: _Sequence, prices: Prices) -> float:
         """The seconds that drafts are expected to save in the rest of a text.
 
-        A text of unknown kind is expected to double, and to get 32 tokens more; the last texts that
-        became longer than it is count beside that, most where their prompts were about as long. The
-        gain per token begins with half of what it would be if every drafted token were accepted,
-        and follows the gain in all texts.
+        A text of unknown kind is expected to double, and to get 64 tokens more. What the last texts
+        got beyond its length counts beside that (0 for shorter ones), most of those whose prompts
+        were about as long. The gain per token begins with half of what it would be if every drafted
+        token were accepted, and follows the gain in all texts.
         """
         n_tokens, weights = state.n_tokens, _LENGTH_WEIGHT
         n_further = weights * (n_tokens + _LEAST_LENGTH)
         for n_prompt, n in self._lengths:
-            if n > n_tokens:
-                likeness = 0.5 ** (_UNLIKE * math.log2(n_prompt / state.n_prompt) ** 2)
-                n_further += likeness * (n - n_tokens)
-                weights += likeness
+            likeness = 0.5 ** (_UNLIKE * math.log2(n_prompt / state.n_prompt) ** 2)
+            n_further += likeness * max(n - n_tokens, 0)
+            weights += likeness
         n_further /= weights
         gain, weight = self._worth.per_round(prices), self._worth.weight
         if gain > 0.0:
